@@ -1,0 +1,1 @@
+"""Helpers of the Inference Acceleration Cookbook: they measure, compare, draw and build baselines."""
