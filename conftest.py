@@ -1,0 +1,3 @@
+"""Plain `pytest` runs everything: see utils/cookbook/pytest_plugin.py."""
+
+pytest_plugins = ["utils.cookbook.pytest_plugin"]
