@@ -1,13 +1,16 @@
 """Find notebooks, read them, and speak of their cells as a reader sees them."""
 
+from __future__ import annotations
+
 import difflib
 import hashlib
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
-from nbformat import NotebookNode
+if TYPE_CHECKING:  # importing nbformat takes a second, which a mistyped command line should not cost
+    from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
@@ -32,6 +35,8 @@ def load(path: str | Path) -> NotebookNode:
         raise ValueError(f"{path}: not a version 4 notebook")
     _give_ids(raw["cells"])
     raw["nbformat_minor"] = max(5, raw.get("nbformat_minor", 0))
+    import nbformat
+
     try:
         return nbformat.reads(json.dumps(raw), as_version=4)
     except Exception as error:  # nbformat's own errors share no base class
@@ -169,6 +174,10 @@ def stored_and_came(stored: list[dict], came: list[dict], limit: int = 20) -> st
             lines.append(f"stored: {mark[2:]}")
         elif mark.startswith("+ "):
             lines.append(f"came:   {mark[2:]}")
+    if not before and after:
+        lines.insert(0, "stored: nothing")
+    if before and not after:
+        lines.append("came:   nothing")
     if not lines:
         lines.append(f"stored: {len(stored)} outputs ({_kinds(stored)})")
         lines.append(f"came:   {len(came)} outputs ({_kinds(came)})")

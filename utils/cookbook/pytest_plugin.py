@@ -8,7 +8,7 @@ first gets those before it, and a failure says where it is and what to do.
 import os
 import re
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from nbval.plugin import IPyNbCell, IPyNbFile, NbCellError
 from .check import check
 from .kernels import Kernel, KernelDied, python_path
 from .notebooks import NOTEBOOKS, ROOT, label, load, plain, short_name, shown_path, stored_and_came
+from .versions import off_pins, pins
 
 CELL_TIMEOUT = 300.0  # seconds; a whole recipe has 60 at its defaults, a loaded machine needs air
 IGNORED = {"build", ".ipynb_checkpoints"}
@@ -47,24 +48,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> str:
     differences = outside_pins()
     if not differences:
-        return "notebooks: strict nbval, pinned versions"
-    return f"notebooks: strict nbval, a difference is a finding: {', '.join(differences)}"
+        return "notebooks: strict nbval, the tested versions"
+    return f"notebooks: strict nbval, a difference is a finding: {differences}"
 
 
-def outside_pins(requirements: Path = ROOT / "requirements.txt") -> list[str]:
-    """What differs here from the tested pins, as "torch 2.11.0 (pinned 2.13.0)". A local "+cpu" does not count."""
-    if not requirements.is_file():
-        return []
-    pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", requirements.read_text(), re.MULTILINE))
-    found = []
-    for name in PINNED:
-        try:
-            here = version(name)
-        except PackageNotFoundError:
-            here = "missing"
-        if name in pins and here.split("+")[0] != pins[name]:
-            found.append(f"{name} {here} (pinned {pins[name]})")
-    return found
+@cache
+def outside_pins() -> str:
+    """What differs here from the tested versions, as "torch 2.11.0 (tested: 2.13.0)"; empty when nothing does."""
+    if not (ROOT / "requirements.txt").is_file():  # another repository has taken the folder
+        return ""
+    return off_pins(dict.fromkeys(PINNED, ""), pins(ROOT))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -193,7 +186,7 @@ class NotebookCell(IPyNbCell):
                 notebook.start()
             except KernelDied as error:
                 notebook.failed = self.cell_num
-                pytest.fail(f"{shown_path(notebook.path)}: {error}", pytrace=False)
+                raise pytest.fail.Exception(f"{shown_path(notebook.path)}: {error}", pytrace=False) from None
 
     def runtest(self) -> None:
         notebook = self.parent
@@ -223,17 +216,17 @@ class NotebookCell(IPyNbCell):
         stored = self.cell.outputs
         raised = next((output for output in came if output["output_type"] == "error"), None)
         if raised:
-            trace = plain(error.inner_traceback or "").strip().splitlines()[-25:]
+            trace = re.sub(r"Cell In\[\d+\], ", "", plain(error.inner_traceback or ""))  # always [1] under nbval
             said = f"{raised['ename']}: {raised['evalue']}"
             if raised["ename"] == "KeyboardInterrupt":
                 said = str(error)
-            lines = [f"{where}: {said}", *trace, stored_and_came(stored, came)]
+            lines = [f"{where}: {said}", *trace.strip().splitlines()[-25:], stored_and_came(stored, came)]
             return "\n".join([*lines, f"next: {command('lab', path)} to look at it; {self.again()}"])
         if str(error) != "Cell outputs differ":
             return f"{where}: {error}\nnext: {command('refresh', path)} stores outputs with counts; {self.again()}"
         lines = [f"{where}: the output differs from the stored one", stored_and_came(stored, came)]
         if differences := outside_pins():
-            lines.append(f"other versions than the tested ones: {', '.join(differences)}")
+            lines.append(f"other versions than the tested ones: {differences}")
         lines.append(f"next: {command('refresh', path)} if the change is intended, else {command('lab', path)}")
         return "\n".join([*lines, self.again()])
 

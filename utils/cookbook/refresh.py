@@ -4,6 +4,7 @@ import base64
 import copy
 import io
 import os
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -112,7 +113,8 @@ def failure(error: Exception, nb: NotebookNode, number: int, path: Path) -> str:
         return f"{shown_path(path)}: the kernel did not start: {error}"
     where = f"{shown_path(path)}, {label(nb, number)}"
     if isinstance(error, CellExecutionError):
-        trace = plain(error.traceback).strip().splitlines()[-25:]
+        trace = re.sub(r"Cell In\[\d+\], ", "", plain(error.traceback).split("-" * 75)[-1])  # always [1] here
+        trace = trace.strip().splitlines()[-25:]
         return "\n".join([f"{where}: {error.ename}: {error.evalue}", *trace])
     if isinstance(error, CellTimeoutError):
         return f"{where}: took more than {CELL_TIMEOUT} s"
