@@ -82,7 +82,9 @@ def _bits(match: re.Match) -> bool:
 def _is_limit(sentence: str, match: re.Match) -> bool:
     """True for "at most 60 s" in the Cost line: a promise, not a measurement."""
     before = sentence[: match.start()].rstrip()
-    return bool(re.match(r"\W*Cost\b", sentence)) and bool(re.search(r"(at most|under|below|less than)$", before))
+    return bool(re.match(r"\W*Cost\b", sentence)) and bool(
+        re.search(r"(at most|under|below|less than)$", before, re.IGNORECASE)
+    )
 
 
 def quoted(claim: object) -> list[str]:
