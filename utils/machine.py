@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch 2.13's profiler else writes lines to stderr at every start
+
 DEVICE_VARIABLE = "COOKBOOK_DEVICE"  # what "auto" means; set to cpu by pytest and refresh
 _DEVICE_TYPES = ("auto", "cpu", "cuda", "mps")
 
