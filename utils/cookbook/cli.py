@@ -158,7 +158,7 @@ def machine() -> None:
 
     The limits that times are held against are measured, then cached.
     """
-    from .machine_table import machine_table
+    from .limits import machine_table
 
     print(machine_table())
 
@@ -166,9 +166,11 @@ def machine() -> None:
 @app.command()
 def claims(md: Annotated[bool, typer.Option("--md", help="as a Markdown table")] = False) -> None:
     """Every claim of the sources, and its verdict."""
-    from .claims_table import claims_table
+    from .verdicts import claims_table
 
-    print(claims_table(recipes(), markdown=md))
+    with usage():
+        table = claims_table(recipes(), markdown=md)
+    print(table)
 
 
 @app.command()
@@ -247,7 +249,8 @@ def readme(
     """
     from .readme import renew
 
-    stale = renew(ROOT / "README.md", recipes(), write=not check_only)
+    with usage():
+        stale = renew(ROOT / "README.md", recipes(), write=not check_only)
     print(
         "README.md: the results table " + ("is stale: ./cookbook readme" if stale and check_only else "is up to date")
     )

@@ -21,7 +21,9 @@ class Bars:
             TimeElapsedColumn(),
         )
         self.progress = (
-            Progress(*columns, console=self.console, transient=True) if self.console.is_terminal else nullcontext()
+            Progress(*columns, console=self.console, transient=True, refresh_per_second=2)
+            if self.console.is_terminal
+            else nullcontext()
         )
 
     def __enter__(self) -> Bars:
