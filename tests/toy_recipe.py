@@ -122,21 +122,17 @@ def save(nb, folder: Path, name: str = NAME) -> Path:
     return path
 
 
-def code_notebook(folder: Path, name: str, *cells: str | tuple[str, list[str]], run: bool = True) -> Path:
-    """A plain notebook: sources, or (source, tags). With `run`, refreshed so that its outputs are stored."""
-    from utils.cookbook.refresh import refresh
-
-    pairs = [(cell, []) if isinstance(cell, str) else cell for cell in cells]
-    nb = new_notebook(
-        cells=[
-            new_code_cell(source, id=f"cell-{i}", metadata={"tags": tags} if tags else {}, execution_count=i + 1)
-            for i, (source, tags) in enumerate(pairs)
-        ]
-    )
-    path = save(nb, folder, name)
-    if run:
-        refresh(path)
-    return path
+def code_notebook(folder: Path, name: str, *cells: str | tuple) -> Path:
+    """A plain notebook: sources, or (source, printed text stored), or (source, printed text stored, tags)."""
+    nb = new_notebook()
+    for number, cell in enumerate(cells, start=1):
+        source, text, tags = (*((cell,) if isinstance(cell, str) else cell), "", [])[:3]
+        outputs = [new_output("stream", name="stdout", text=text)] if text else []
+        metadata = {"tags": tags} if tags else {}
+        nb.cells.append(
+            new_code_cell(source, id=f"cell-{number}", metadata=metadata, execution_count=number, outputs=outputs)
+        )
+    return save(nb, folder, name)
 
 
 def edit(path: Path, change) -> None:
