@@ -66,10 +66,13 @@ def file_problems(path: Path, nb: NotebookNode) -> list[str]:
         problems.append(f"name {path.name}: expected NN_snake_case.ipynb")
     if (size := path.stat().st_size) > MAX_BYTES:
         problems.append(f"{size:,} bytes; at most {MAX_BYTES:,}: make the figure smaller or print less")
-    extra = sorted(set(nb.metadata) - {"kernelspec", "language_info"})
+    extra = sorted(set(nb.metadata) - {"cookbook", "kernelspec", "language_info"})
     extra += sorted({key for cell in nb.cells for key in cell.metadata} - {"tags", "cookbook"})
     if extra or nb.metadata.get("kernelspec", {}).get("name") != "python3":
         problems.append(f"metadata is not clean ({', '.join(extra) or 'kernel'}): refresh it")
+    why = nb.metadata.get("cookbook", {}).get("why", "")
+    if len(why) > 40 or len(why.split()) > 6:
+        problems.append(f"metadata cookbook.why {why!r}: at most six words and 40 characters")
     return problems
 
 

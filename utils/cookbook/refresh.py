@@ -175,8 +175,9 @@ def same_picture(old: str, new: str) -> bool:
 
 
 def clean(nb: NotebookNode) -> None:
-    """Leave no metadata but tags and hashes, and a kernel that every machine has."""
-    nb.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": {"name": "python"}})
+    """Leave no metadata but tags, our own (`cookbook`), and a kernel that every machine has."""
+    ours = {"cookbook": nb.metadata.cookbook} if nb.metadata.get("cookbook") else {}
+    nb.metadata = nbformat.from_dict({**ours, "kernelspec": KERNELSPEC, "language_info": {"name": "python"}})
     nb.nbformat, nb.nbformat_minor = 4, 5
     for cell in nb.cells:
         kept = {"tags": tags(cell)} if tags(cell) else {}
