@@ -232,7 +232,7 @@ def _plain(kind: type) -> type:
 def _looks_like_a_convolution(module: nn.Module) -> bool:
     """nn convolutions, and foreign modules (quantized ones, for example) that carry the same arguments."""
     return isinstance(module, _ConvNd) or all(
-        hasattr(module, name) for name in ("in_channels", "out_channels", "kernel_size", "stride")
+        hasattr(module, name) for name in ("kernel_size", "stride", "in_channels", "out_channels")
     )
 
 
