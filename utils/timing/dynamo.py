@@ -1,0 +1,161 @@
+"""torch.compile under measurement: nothing compiles inside a sample, and nothing falls back to eager unseen.
+
+Dynamo keeps compiled code per code object and gives up after `recompile_limit` (eight) entries: from then on that
+class runs eager, with one log line. Builders that are called again for every replicate reach that limit. So while a
+comparison runs, the limit is higher and reaching it is an error; code objects that came near the user's own limit are
+emptied after each replicate, so that nothing of it remains. Other compiled functions of the session stay compiled.
+
+Dynamo is only looked at when something has already imported it: importing it takes longer than most measurements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .errors import EagerFallbackError
+
+LIMIT = 64  # entries per code object while we measure; see trim
+REGION = "Torch-Compiled Region"
+PATCHED = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit", "suppress_errors")
+OPTIONS = ("torch._dynamo.config", "torch._inductor.config")
+
+
+def loaded() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+class DynamoWatch:
+    """Use as a context manager around a whole measurement; `arm()` may be called as soon as Dynamo may be loaded."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._user_limit: int | None = None
+        self._start_entries: dict[Any, int] = {}
+        self.current: list[int] = [-1]  # index of the contender that is being called
+        self.hits: list[int] = []  # contenders that compiled while samples were taken
+
+    def __enter__(self) -> DynamoWatch:
+        self.arm()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.trim()
+        self._stack.close()
+
+    def arm(self) -> None:
+        """Raise Dynamo's limit and make reaching it an error. Does nothing before Dynamo is imported, or twice."""
+        if self._user_limit is not None or not loaded():
+            return
+        config = torch._dynamo.config
+        self._user_limit = config.recompile_limit
+        self._start_entries = dict(_entries())
+        self._stack.enter_context(
+            config.patch(
+                recompile_limit=max(LIMIT, 8 * config.recompile_limit),
+                accumulated_recompile_limit=max(4096, config.accumulated_recompile_limit),
+                fail_on_recompile_limit_hit=True,
+                suppress_errors=False,
+            )
+        )
+
+    def trim(self) -> None:
+        """Empty the code objects that grew to half of the user's limit since `arm`: their next user compiles anew."""
+        if self._user_limit is None:
+            return
+        for code, entries in _entries():
+            if entries > self._start_entries.get(code, 0) and 2 * entries >= self._user_limit:
+                torch._dynamo.reset_code(code)
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Note in `hits` every contender (`current`) for which Dynamo starts to compile, or CUDA graphs to record."""
+        self.hits.clear()
+        if not loaded():
+            yield
+            return
+        from torch._dynamo.callback import callback_handler
+
+        def note(*_: object) -> None:
+            self.hits.append(self.current[0])
+
+        attempts = frames_seen()
+        callback_handler.register_start_callback(note)
+        try:
+            yield
+        finally:
+            if note in callback_handler.start_callbacks:  # torch._dynamo.reset() inside a call removes it
+                callback_handler.remove_start_callback(note)
+            if frames_seen() > attempts and not self.hits:
+                self.hits.append(self.current[0])
+
+
+def _entries() -> list[tuple[Any, int]]:
+    """(code object, number of compiled entries) of everything that Dynamo has looked at."""
+    from torch._dynamo import convert_frame, eval_frame
+
+    codes = [ref() for ref in convert_frame.input_codes.seen]
+    return [(code, len(eval_frame._debug_get_cache_entry_list(code))) for code in codes if code is not None]
+
+
+def frames_seen() -> int:
+    """Frames that Dynamo has tried to compile in this process."""
+    return torch._dynamo.utils.counters["frames"]["total"] if loaded() else 0
+
+
+@contextlib.contextmanager
+def scoped_config() -> Iterator[None]:
+    """Undo what a builder sets in the global options of Dynamo and Inductor, so that it reaches no other contender.
+
+    Options count when a function compiles, that is at its first call: keep the scope open until after it.
+    """
+    saved = {name: sys.modules[name].get_config_copy() for name in OPTIONS if name in sys.modules}
+    try:
+        yield
+    finally:
+        for name in OPTIONS:
+            if (config := sys.modules.get(name)) is None:
+                continue
+            before = saved.get(name) or {key: entry.default for key, entry in config._config.items()}
+            for key, now in config.get_config_copy().items():
+                if key in before and key not in PATCHED and before[key] is not now and before[key] != now:
+                    setattr(config, key, before[key])
+
+
+def compiled_regions(call: Callable[[], Any]) -> int:
+    """Number of Dynamo graphs that one call runs. Each leaves a named range in torch's own profiler."""
+    with _quiet_stderr(), torch.autograd.profiler.profile() as profile:
+        call()
+    return sum(event.name.startswith(REGION) for event in profile.function_events)
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Some builds of the profiler write two lines to file descriptor 2 at every start."""
+    sys.stderr.flush()
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def check_compiled(label: str, call: Callable[[], Any], *, expected: bool, at_least: int) -> int:
+    """Graphs that a call runs; EagerFallbackError when a compiled function runs none, or fewer than before."""
+    if not loaded() or not (expected or at_least):
+        return 0
+    regions = compiled_regions(call)
+    if regions < max(at_least, 1 if expected else 0):
+        raise EagerFallbackError(
+            f"{label!r} is compiled but a call ran {regions} compiled graphs (expected {max(at_least, 1)} or more): "
+            "it fell back to eager; see torch._dynamo's log, or call torch.compiler.reset() first"
+        )
+    return regions
