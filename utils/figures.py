@@ -19,13 +19,14 @@ from difflib import get_close_matches
 DPI = 90
 _PALETTE = 96  # colours kept in a PNG: a third of the bytes and no visible difference
 
-# Okabe and Ito's colours, distinct for colour-blind readers; the order of COLOURS is the order of the lines.
+# Okabe and Ito's colours, distinct for colour-blind readers. They are the colours of the lines in this order, in which
+# neighbours also differ in brightness.
 COLOURS = {
     "blue": "#0072B2",
-    "vermilion": "#D55E00",
+    "orange": "#E69F00",
     "green": "#009E73",
     "purple": "#CC79A7",
-    "orange": "#E69F00",
+    "vermilion": "#D55E00",
     "sky": "#56B4E9",
     "black": "#000000",
     "grey": "#8C8C8C",
