@@ -103,9 +103,11 @@ def test_chosen_cells_run_those_between(counting, run):
     run("-k", "Cell and (1 or 3)").assert_outcomes(passed=2, deselected=2)
 
 
-def test_any_order_of_cells_is_right(counting, run):
-    counting.makeconftest("def pytest_collection_modifyitems(items):\n    items.insert(0, items.pop(2))")
-    run().assert_outcomes(passed=4)
+def test_any_order_of_cells_is_right(pytester, run):
+    add = "seen = [*globals().get('seen', []), {0}]\nprint(seen)"
+    code_notebook(pytester.path, "a", *[(add.format(i), f"{list(range(i + 1))}\n") for i in range(3)])
+    pytester.makeconftest("def pytest_collection_modifyitems(items):\n    items.insert(0, items.pop())")
+    run().assert_outcomes(passed=3)
 
 
 def test_last_failed_runs_the_failed_cell_alone(counting, pytester):
@@ -208,3 +210,20 @@ def test_a_kernel_finds_the_root_and_leaves_nothing_behind(pytester, run, tmp_pa
     code_notebook(deep, "a", (source, "5 inline\n"))
     run().assert_outcomes(passed=1)
     assert not list(tmp_path.glob("nb*"))
+
+
+def test_commands_are_those_of_this_project_for_its_own_notebooks(monkeypatch):
+    monkeypatch.chdir(pytest_plugin.ROOT)
+    assert pytest_plugin.command("refresh", "notebooks/07_x.ipynb") == "./cookbook refresh 07"
+    assert pytest_plugin.command("lab", "notebooks/07_x.ipynb") == "./cookbook lab 07"
+    again = pytest_plugin.command("test", "notebooks/07_x.ipynb::Cell 3")
+    assert again == './cookbook test "notebooks/07_x.ipynb::Cell 3"'
+
+
+def test_the_tested_versions_are_read_from_the_pins(monkeypatch):
+    from utils.cookbook import versions
+
+    monkeypatch.setattr(versions, "installed", lambda name: "2.11.0+cu128" if name == "torch" else None)
+    pytest_plugin.outside_pins.cache_clear()
+    assert pytest_plugin.outside_pins().startswith("torch 2.11.0+cu128 (tested: ")
+    pytest_plugin.outside_pins.cache_clear()

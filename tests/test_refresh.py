@@ -133,10 +133,17 @@ def test_what_must_not_be_stored_is_refused(output, message):
         normalised([from_dict(output)], [], "here")
 
 
-def test_stderr_of_a_cell_stops_the_refresh(tmp_path):
-    path = code_notebook(tmp_path, "a", "import warnings\nwarnings.warn('old name')")
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import warnings\nwarnings.warn('old name')", "writes to stderr; .*UserWarning: old name"),
+        ("print('5 %', end='\\r')\nprint('9 %')", "draws a progress bar"),
+    ],
+)
+def test_a_cell_that_shows_such_a_thing_stops_the_refresh(tmp_path, source, message):
+    path = code_notebook(tmp_path, "a", source)
     before = path.read_bytes()
-    with pytest.raises(RefreshError, match=r"cell \[1\].*writes to stderr"):
+    with pytest.raises(RefreshError, match=rf"cell \[1\].*{message}"):
         refresh(path)
     assert path.read_bytes() == before
 

@@ -91,7 +91,6 @@ def execute(stored: NotebookNode, path: Path) -> NotebookNode:
             km=manager(AsyncKernelManager, scratch),
             timeout=CELL_TIMEOUT,
             record_timing=False,
-            coalesce_streams=True,
             shutdown_kernel="immediate",
             resources={"metadata": {"path": str(path.parent)}},
         )
