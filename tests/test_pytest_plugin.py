@@ -148,7 +148,7 @@ def test_recipes_are_checked_for_structure_and_other_notebooks_are_not(pytester,
     result.stdout.fnmatch_lines(
         [
             "*42_toy.ipynb: * to put right",
-            "  - cell [[]1[]], tag `parameters`: has no execution count, so nothing would be compared: refresh *",
+            "  - its outputs are not stored, so nothing would be compared: refresh the notebook",
         ]
     )
 
