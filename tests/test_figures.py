@@ -72,7 +72,7 @@ def test_a_figure_of_pyplot_is_shown_once(shown):
     import matplotlib.pyplot as plt
 
     fig, ax = plt.subplots()
-    ax.set_title("centred")
+    ax.set_title("centred", loc="center")
     finish(fig)
     assert [data["text/plain"] for data in shown] == ["figure: centred"]
     assert fig.number not in plt.get_fignums()

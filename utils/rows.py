@@ -231,6 +231,8 @@ def _checked(row: Mapping) -> dict:
     for name in _REQUIRED[provenance]:
         if not clean.get(name):
             raise ValueError(f"a {provenance} row has no {name}; make it with utils.rows.measured or reported")
+    if not _known_version(clean["schema_version"]):
+        raise ValueError(f"schema_version={clean['schema_version']!r} of a row; expected 1 to {SCHEMA_VERSION}")
     if provenance == "measured" and clean.get("verdict") not in (None, *VERDICTS):
         raise ValueError(f"verdict={clean['verdict']!r} of a row; expected one of {', '.join(VERDICTS)}")
     return clean
@@ -357,12 +359,16 @@ def _read_file(path: Path) -> list[dict]:
                 break
             raise ValueError(f"{path.name}, line {number} is damaged: {line[:60]!r}; expected one JSON object a line")
         version = row.get("schema_version")
-        if not isinstance(version, int) or version > SCHEMA_VERSION:
+        if not _known_version(version):
             raise ValueError(
                 f"{path.name}, line {number} has schema_version={version!r}; expected 1 to {SCHEMA_VERSION}"
             )
         found.append(row)
     return found
+
+
+def _known_version(version: Any) -> bool:
+    return isinstance(version, int) and not isinstance(version, bool) and 1 <= version <= SCHEMA_VERSION
 
 
 def _parsed(line: bytes) -> dict | None:
