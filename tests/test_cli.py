@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from toy_recipes import toy, write_notebook
@@ -167,6 +168,33 @@ def test_check_and_refresh_go_to_their_modules(notebooks, monkeypatch, capsys):
     assert (
         capsys.readouterr().out == "FAILED 01_toy.ipynb, cell [2]: boom\n07_conv3d_to_linear.ipynb: rewritten, True\n"
     )
+
+
+def test_machine_shows_device_versions_and_limits(monkeypatch, capsys):
+    from utils import cost
+
+    asked = []
+
+    def measure_peaks(device, dtype, refresh):
+        asked.append((str(device), dtype, refresh))
+        numbers = (2e12, 5e10, 4e10, 2**28)
+        names = ("gemm_flops_per_s", "read_bytes_per_s", "copy_bytes_per_s", "buffer_bytes")
+        return SimpleNamespace(**dict(zip(names, numbers, strict=True)), dtype=str(dtype).removeprefix("torch."))
+
+    monkeypatch.setattr(cost, "measure_peaks", measure_peaks)
+    monkeypatch.setenv("COOKBOOK_DEVICE", "cpu")
+    assert cli.main(["machine", "--fresh"]) == 0
+    out = capsys.readouterr().out
+    assert [refresh for _, _, refresh in asked] == [True, True]
+    assert max(map(len, out.splitlines())) <= 80
+    for shown in (
+        "cpu: ",
+        "torch ",
+        "2,000 GFLOP/s",
+        "50.0 GB/s",
+        "matrix product, bfloat16",
+    ):
+        assert shown in out
 
 
 def test_claims_collects_the_stored_verdicts(notebooks, capsys):

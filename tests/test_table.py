@@ -63,7 +63,7 @@ def outcomes(tmp_path):
 
 def test_the_table_fits_80_columns_and_says_what_counts(outcomes, tmp_path):
     recorded = [
-        FAST | {"provenance": "measured", "device": "cpu", "device_name": "a CPU", "speedup": 3.0},
+        FAST | {"provenance": "measured", "device": "cpu", "device_name": "a CPU", "speedup": 300.0},
         FAST | {"provenance": "measured", "device": "cuda:0", "device_name": "NVIDIA H200", "speedup": 118.4},
         FAST | {"provenance": "reported", "device": "cuda", "device_name": "NVIDIA B200", "speedup": 900.0},
     ]

@@ -153,14 +153,14 @@ def lab(
 
 
 @app.command()
-def machine() -> None:
+def machine(fresh: Annotated[bool, typer.Option("--fresh", help="measure the limits again")] = False) -> None:
     """This machine: device, versions, limits.
 
     The limits that times are held against are measured, then cached.
     """
     from .limits import machine_table
 
-    print(machine_table())
+    print(machine_table(fresh=fresh))
 
 
 @app.command()

@@ -8,8 +8,8 @@ from rich.text import Text
 from .table import WIDTH, bytes_text, render
 
 
-def machine_table() -> str:
-    """Device, versions and measured limits as text of at most 80 columns. The limits are measured once, then cached."""
+def machine_table(*, fresh: bool = False) -> str:
+    """Device, versions and limits as text of at most 80 columns. Limits are measured once, or again if `fresh`."""
     import torch
 
     from ..cost import measure_peaks
@@ -34,20 +34,17 @@ def machine_table() -> str:
     for name, value in about:
         if value is not None:
             facts.add_row(Text(name), Text(str(value)))
+    half = [torch.bfloat16, *([torch.float16] if device.type == "cuda" else [])]
+    peaks = [measure_peaks(device, dtype, refresh=fresh) for dtype in (torch.float32, *half)]
+    buffer = bytes_text(peaks[0].buffer_bytes)
+    rates = [(f"matrix product, {peak.dtype}", f"{peak.gemm_flops_per_s / 1e9:,.0f} GFLOP/s") for peak in peaks]
+    rates.append((f"read, buffer of {buffer}", f"{peaks[0].read_bytes_per_s / 1e9:,.1f} GB/s"))
+    rates.append(("copy, read and written bytes", f"{peaks[0].copy_bytes_per_s / 1e9:,.1f} GB/s"))
     limits = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("limit", "matrix product", "read", "copy", "buffer"):
-        limits.add_column(Text(name), justify="left" if name == "limit" else "right")
-    dtypes = (
-        (torch.float32, torch.bfloat16, torch.float16) if device.type == "cuda" else (torch.float32, torch.bfloat16)
-    )
-    for dtype in dtypes:
-        peaks = measure_peaks(device, dtype)
-        limits.add_row(
-            Text(str(dtype).removeprefix("torch.")),
-            Text(f"{peaks.gemm_flops_per_s / 1e9:,.0f} GFLOP/s"),
-            *[Text(f"{rate / 1e9:,.1f} GB/s") for rate in (peaks.read_bytes_per_s, peaks.copy_bytes_per_s)],
-            Text(bytes_text(peaks.buffer_bytes)),
-        )
+    limits.add_column(Text("limit measured here"))
+    limits.add_column(justify="right")
+    for name, rate in rates:
+        limits.add_row(Text(name), Text(rate))
     return f"{render(facts, WIDTH)}\n\n{render(limits, WIDTH)}"
 
 
