@@ -19,14 +19,16 @@ from ..equivalence import Equivalence, check_equivalence
 from . import clock, guards, rounds, statistics
 from .builders import check_builders, fixed
 from .clock import Clock
-from .dynamo import DynamoWatch, check_compiled, scoped_config
+from .dynamo import DynamoWatch, check_compiled, frames_seen
 from .errors import BenchmarkError, RecompilationError
 from .measure import check_deterministic, check_options, failed, guarded, resolution_warning, summarize
 from .results import Comparison, ComparisonRow, Measurement
 
 Builder = Callable[[], Callable[..., Any]]
 FIXED_MIN_EFFECT = 0.05
-MIN_ROUNDS_TO_STOP = 10
+MIN_PASSES_TO_STOP = 24  # before an interval's width may end a replicate
+MIN_PASSES = 12  # of a replicate, if they take at most OVERTIME times its share of the time
+OVERTIME = 2
 IMPOSSIBLE_SHARE = 1.10  # healthy runs reached 1.06 of a limit that was itself sampled
 PREWARM_STEPS = (
     (2e-4, None),
@@ -51,6 +53,7 @@ class _Contender:
     warmup_calls: int = 0
     calls: int | None = None  # per sample, chosen in the first replicate
     graphs: int = 0  # compiled graphs that a call ran in the first replicate
+    recompiles: bool = False  # every instance compiles anew, so its old code is of no use
     warnings: list[str] = field(default_factory=list)
     samples: list[float] = field(default_factory=list)
     replicates: list[statistics.Within] = field(default_factory=list)
@@ -204,8 +207,9 @@ def _run(
             print(f"\rreplicate {replicate + 1} of {settings.replicates}", end="", file=sys.stderr, flush=True)
         for contender in contenders:
             contender.release()
+            if contender.recompiles:
+                watch.forget(contender.index)
         gc.collect()
-        watch.trim()
         padding = torch.empty(rng.randrange(64, PAD_BYTES, 64), dtype=torch.uint8)  # other addresses every time
         inputs = _make_inputs(make_inputs, replicate, settings)
         if replicate == 0:
@@ -267,7 +271,8 @@ def _build(
     c: _Contender, inputs: tuple, before: tuple, settings: _Settings, watch: DynamoWatch, *, first: bool
 ) -> None:
     """A fresh instance, its first call, and in the first replicate a second call that must give the same."""
-    with scoped_config():
+    frames = frames_seen()
+    with watch.building(c.index):
         guards.seed_all(settings.seed)
         c.fn = guarded(c.builder, c.label, "build")
         if not callable(c.fn):
@@ -290,6 +295,7 @@ def _build(
                     guards.check_unchanged(inputs, before, c.label)
             compiled = guards.is_compiled(c.fn)
             c.graphs = check_compiled(c.label, c.call, expected=compiled, at_least=c.graphs)
+    c.recompiles = not first and frames_seen() > frames
 
 
 def _warm_up(c: _Contender, settings: _Settings, *, first: bool) -> None:
@@ -360,16 +366,19 @@ def _take_rounds(contenders: list[_Contender], settings: _Settings, watch: Dynam
             if taken[0] and not any(c.live for c in contenders[1:]):
                 break
             continue
-        for index, values in rounds.by_contender(plan, stamps, 2 * halves).items():
+        for index, values in rounds.by_contender(plan, stamps).items():
             taken[index].append(values)
-        if settings.timer() - start >= share or _narrow(taken, contenders, margin, settings.confidence):
+        elapsed = settings.timer() - start
+        if len(np.concatenate(taken[0])) < MIN_PASSES and elapsed < OVERTIME * share:
+            continue
+        if elapsed >= share or _narrow(taken, contenders, margin, settings.confidence):
             break
     base = np.concatenate(taken[0])
-    contenders[0].samples += base.ravel().tolist()
+    contenders[0].samples += base.tolist()
     for c in contenders[1:]:
         if c.live:
             values = np.concatenate(taken[c.index])
-            c.samples += values.ravel().tolist()
+            c.samples += values.tolist()
             c.replicates.append(statistics.within(rounds.log_ratios(base, values), settings.confidence))
 
 
@@ -397,7 +406,7 @@ def _batch(
 def _narrow(taken: dict[int, list[np.ndarray]], contenders: list[_Contender], margin: float, confidence: float) -> bool:
     """True when every live candidate's interval is narrower than a quarter of the margin. Says nothing of its place."""
     base = np.concatenate(taken[0])
-    if len(base) < MIN_ROUNDS_TO_STOP:
+    if len(base) < MIN_PASSES_TO_STOP:
         return False
     for c in contenders[1:]:
         if c.live:
@@ -568,12 +577,14 @@ def _row(
 def _advice(estimate: statistics.Estimate, n_rounds: int, needed: int | None, margin: float) -> str:
     if estimate.halfwidth is None:
         return "too_few_rounds: no interval from so few rounds; give more replicates or min_run_time"
-    factor = needed / n_rounds
+    if estimate.halfwidth > 1:
+        return f"noise_exceeds_effect: the ratio itself is unknown after {n_rounds} rounds; is the machine busy?"
+    noise = 100 * math.expm1(estimate.halfwidth)
     lever = "replicates" if estimate.halfwidth == estimate.between_halfwidth else "min_run_time"
     name = "noise_exceeds_effect" if estimate.halfwidth > math.log1p(margin) else "on_the_margin"
     return (
-        f"{name}: ±{100 * estimate.halfwidth:.2g} % after {n_rounds} rounds, margin {100 * margin:.3g} %; "
-        f"about {needed} rounds would settle it ({factor:.1f} times as many: raise {lever})"
+        f"{name}: ±{noise:.{1 if noise < 10 else 0}f} % after {n_rounds} rounds, margin {100 * margin:.3g} %; "
+        f"about {needed} rounds would settle it (raise {lever} {needed / n_rounds:.1f}-fold)"
     )
 
 

@@ -1,11 +1,14 @@
 """torch.compile under measurement: nothing compiles inside a sample, and nothing falls back to eager unseen.
 
-Dynamo keeps compiled code per code object and gives up after `recompile_limit` (eight) entries: from then on that
-class runs eager, with one log line. Builders that are called again for every replicate reach that limit. So while a
-comparison runs, the limit is higher and reaching it is an error; code objects that came near the user's own limit are
-emptied after each replicate, so that nothing of it remains. Other compiled functions of the session stay compiled.
+Dynamo keeps compiled code per code object, that is per class or function, and that has two traps for a comparison:
 
-Dynamo is only looked at when something has already imported it: importing it takes longer than most measurements.
+- After `recompile_limit` (eight) entries it gives up: from then on the class runs eager, with one log line. Builders
+  that are called again for every replicate reach that limit. Here the limit is higher, and reaching it is an error.
+- Two models of one class share entries when the guards allow it, and global options (Inductor's `freezing`) are not
+  guarded: the second contender would run the code of the first. Here every contender finds only its own entries.
+
+At the end the entries of the contenders are dropped; other compiled functions of the session stay compiled. Dynamo is
+only looked at when something has already imported it: importing it takes longer than most measurements.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import torch
 
 from .errors import EagerFallbackError
 
-LIMIT = 64  # entries per code object while we measure; see trim
+LIMIT = 64  # entries per code object while we measure; see forget
 REGION = "Torch-Compiled Region"
 PATCHED = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit", "suppress_errors")
 OPTIONS = ("torch._dynamo.config", "torch._inductor.config")
@@ -35,7 +38,7 @@ class DynamoWatch:
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self._user_limit: int | None = None
+        self._armed = False
         self._start_entries: dict[Any, int] = {}
         self.current: list[int] = [-1]  # index of the contender that is being called
         self.hits: list[int] = []  # contenders that compiled while samples were taken
@@ -45,16 +48,18 @@ class DynamoWatch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.trim()
-        self._stack.close()
+        if self._armed:
+            self.forget()
+            self._stack.close()
+            self._make_room()
 
     def arm(self) -> None:
         """Raise Dynamo's limit and make reaching it an error. Does nothing before Dynamo is imported, or twice."""
-        if self._user_limit is not None or not loaded():
+        if self._armed or not loaded():
             return
+        self._armed = True
         config = torch._dynamo.config
-        self._user_limit = config.recompile_limit
-        self._start_entries = dict(_entries())
+        self._start_entries = {code: len(entries) for code, entries in _entries()}
         self._stack.enter_context(
             config.patch(
                 recompile_limit=max(LIMIT, 8 * config.recompile_limit),
@@ -63,13 +68,39 @@ class DynamoWatch:
                 suppress_errors=False,
             )
         )
+        self._stack.enter_context(_patched(_inductor(), "__eq__", _same_owner))
 
-    def trim(self) -> None:
-        """Empty the code objects that grew to half of the user's limit since `arm`: their next user compiles anew."""
-        if self._user_limit is None:
-            return
+    @contextlib.contextmanager
+    def building(self, index: int) -> Iterator[None]:
+        """Around a builder and the first call: what is compiled, and the options that are set, belong to `index`.
+
+        Options of Dynamo and Inductor count when a function compiles, so they are put back after the first call.
+        """
+
+        def tag(plain_init: Callable, backend: Any, *args: Any, **kwargs: Any) -> None:
+            plain_init(backend, *args, **kwargs)
+            backend._contender = (id(self), index)
+
+        with _patched(_inductor(), "__init__", tag), scoped_config():
+            yield
+
+    def forget(self, index: int | None = None) -> None:
+        """Release the compiled code of one contender, or of all."""
+        from torch._dynamo.guards import DeletedGuardManagerWrapper
+
+        for _, entries in _entries():
+            for entry in entries:
+                owner, number = getattr(getattr(entry, "backend", None), "_contender", (None, None))
+                if owner == id(self) and index in (None, number):
+                    dead = DeletedGuardManagerWrapper("the comparison that compiled it is over")
+                    entry.guard_manager.extra_state.invalidate(entry, dead)
+
+    def _make_room(self) -> None:
+        """Dead entries still count for the limit. Empty every code object that we filled, unless it also holds code
+        of the session and the limit is far: what is emptied compiles anew at its next call."""
         for code, entries in _entries():
-            if entries > self._start_entries.get(code, 0) and 2 * entries >= self._user_limit:
+            before = self._start_entries.get(code, 0)
+            if len(entries) > before and (before == 0 or 2 * len(entries) >= torch._dynamo.config.recompile_limit):
                 torch._dynamo.reset_code(code)
 
     @contextlib.contextmanager
@@ -95,12 +126,32 @@ class DynamoWatch:
                 self.hits.append(self.current[0])
 
 
-def _entries() -> list[tuple[Any, int]]:
-    """(code object, number of compiled entries) of everything that Dynamo has looked at."""
+def _inductor() -> type:
+    return torch._TorchCompileInductorWrapper
+
+
+def _same_owner(plain_eq: Callable, a: Any, b: Any) -> bool:
+    """Dynamo compares backends to choose an entry; contenders are made to differ."""
+    return plain_eq(a, b) and getattr(a, "_contender", None) == getattr(b, "_contender", None)
+
+
+@contextlib.contextmanager
+def _patched(cls: type, name: str, replacement: Callable) -> Iterator[None]:
+    """Replace a method for a while; `replacement` gets the plain method first."""
+    plain = getattr(cls, name)
+    setattr(cls, name, lambda self, *args, **kwargs: replacement(plain, self, *args, **kwargs))
+    try:
+        yield
+    finally:
+        setattr(cls, name, plain)
+
+
+def _entries() -> list[tuple[Any, list[Any]]]:
+    """(code object, compiled entries) of everything that Dynamo has looked at."""
     from torch._dynamo import convert_frame, eval_frame
 
     codes = [ref() for ref in convert_frame.input_codes.seen]
-    return [(code, len(eval_frame._debug_get_cache_entry_list(code))) for code in codes if code is not None]
+    return [(code, eval_frame._debug_get_cache_entry_list(code)) for code in codes if code is not None]
 
 
 def frames_seen() -> int:
@@ -110,10 +161,7 @@ def frames_seen() -> int:
 
 @contextlib.contextmanager
 def scoped_config() -> Iterator[None]:
-    """Undo what a builder sets in the global options of Dynamo and Inductor, so that it reaches no other contender.
-
-    Options count when a function compiles, that is at its first call: keep the scope open until after it.
-    """
+    """Undo what is set in the global options of Dynamo and Inductor, so that it reaches no other contender."""
     saved = {name: sys.modules[name].get_config_copy() for name in OPTIONS if name in sys.modules}
     try:
         yield

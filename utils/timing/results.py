@@ -57,8 +57,8 @@ class ComparisonRow:
 
     `speedup`, `ci_low`, `ci_high`: ratio and its interval over all rebuilt instances. `within_halfwidth` and
     `between_sd`: half-width inside one instance (median) and standard deviation between instances, both of the natural
-    logarithm of the ratio. `samples`: seconds per call, all replicates, in the order taken. `needed_rounds`: for an
-    inconclusive row, about how many rounds would settle it.
+    logarithm of the ratio. `n_rounds`: paired ratios taken; `needed_rounds`: for an inconclusive row, about how many
+    would settle it. `samples`: seconds per call, all replicates, in the order taken.
     """
 
     label: str

@@ -1,8 +1,8 @@
 """Order-balanced rounds: every contender meets the same machine, so that drift cancels in the ratio.
 
-One round of baseline A and candidate B is ABBA then BAAB. With more contenders each half is a palindrome of all of
-them, in a random order of the round. Stamps are stored raw; all bookkeeping happens after a batch, because even one
-logarithm between two samples shifts the ratio.
+One round of baseline A and candidate B is ABBA then BAAB: four passes over both. With more contenders each half is a
+palindrome of all of them, in a random order of the round. Stamps are stored raw; all bookkeeping happens after a
+batch, because even one logarithm between two samples shifts the ratio.
 """
 
 from __future__ import annotations
@@ -56,16 +56,20 @@ def take(
     return stamps
 
 
-def by_contender(plan: Sequence[int], stamps: Sequence[float], per_round: int) -> dict[int, np.ndarray]:
-    """Stamps of each contender as [rounds, per_round]."""
+def by_contender(plan: Sequence[int], stamps: Sequence[float]) -> dict[int, np.ndarray]:
+    """Stamps of each contender [passes], in the order taken; entry p of all contenders is from the same pass."""
     plan_array, values = np.asarray(plan), np.asarray(stamps)
-    return {int(i): values[plan_array == i].reshape(-1, per_round) for i in np.unique(plan_array)}
+    return {int(i): values[plan_array == i] for i in np.unique(plan_array)}
 
 
 def log_ratios(baseline: np.ndarray, candidate: np.ndarray) -> np.ndarray:
-    """Mean over each round of log(t_baseline / t_candidate): [rounds, per_round] twice -> [rounds]."""
+    """log(t_baseline / t_candidate) of each pass [passes].
+
+    One ratio a pass, not one a round: on a loaded machine every tenth sample is a spike, and a mean over the eight
+    samples of a round then holds one more often than not.
+    """
     tiny = np.finfo(np.float64).tiny
-    return (np.log(np.maximum(baseline, tiny)) - np.log(np.maximum(candidate, tiny))).mean(axis=1)
+    return np.log(np.maximum(baseline, tiny)) - np.log(np.maximum(candidate, tiny))
 
 
 def batch_rounds(round_seconds: float, seconds_left: float, samples_per_round: int) -> int:
