@@ -80,6 +80,7 @@ def _moved(root: Path, stamp: Environment) -> None:
     stamp.root = str(root)
     stamp.python = stamp.python.replace(old, new, 1)
     stamp.torch_at = stamp.torch_at.replace(old, new, 1)
+    stamp.base = stamp.base.replace(old, new, 1)  # where .venv holds a copy of its Python
     with contextlib.suppress(OSError):
         for program in Path(new, "bin").iterdir():
             if program.is_file() and not program.is_symlink() and program.stat().st_size < 100_000:

@@ -44,9 +44,11 @@ def install(root: Path, extras: tuple[str, ...]) -> Environment:
         _announce(root, missing, light)
         make_venv(root / ".venv", light)
         stamp_path(root).unlink(missing_ok=True)
+        make_importable(root / ".venv", light)
         _remove_half_installed(root / ".venv")
         pip_install(root, light, missing, extras)
-        finish_venv(root / ".venv", light)
+        if light:
+            own_kernel(root / ".venv")
         return stamp_venv(root, light, extras)
 
 
@@ -135,9 +137,12 @@ def site_packages(venv: Path) -> Path:
 
 
 def _remove_half_installed(venv: Path) -> None:
-    """A killed pip can leave metadata without its list of files: the next pip would take that for installed."""
+    """A killed pip can leave metadata and not all the files: the next pip would take that for installed.
+
+    pip writes INSTALLER after the files (RECORD comes with them, and is written again at the very end).
+    """
     for folder in site_packages(venv).glob("*.dist-info"):
-        if not (folder / "RECORD").exists():
+        if not (folder / "INSTALLER").exists():
             shutil.rmtree(folder)
 
 
@@ -166,28 +171,38 @@ def pip_install(root: Path, light: bool, missing: dict[str, str], extras: tuple[
 
 
 def what_to_install(root: Path, light: bool, missing: dict[str, str], extras: tuple[str, ...]) -> list[str]:
-    """pip's arguments: what is pinned as pinned. A light .venv may not touch torch."""
+    """pip's arguments: what is pinned as pinned.
+
+    A light .venv may not touch torch. The other packages that are there already are named too, by their ranges: only
+    then does pip keep what they need, instead of installing newer versions under their feet.
+    """
     pinned = pins(root)
     if not light:
         others = [name + spec for name, spec in ranges(root, extras).items() if name not in pinned]
         return ["-r", str(root / "requirements.txt"), *others]
     constraint = root / ".venv" / "keep-torch.txt"
     constraint.write_text(f"torch=={installed('torch')}\n", encoding="utf-8")
-    return ["-c", str(constraint), *(f"{n}=={pinned[n]}" if n in pinned else n + spec for n, spec in missing.items())]
+    wanted = {n: f"=={pinned[n]}" if n in missing and n in pinned else s for n, s in ranges(root, extras).items()}
+    return ["-c", str(constraint), *(name + spec for name, spec in wanted.items() if name != "torch")]
 
 
-def finish_venv(venv: Path, light: bool) -> None:
-    """Make `utils` importable from any folder; let a light .venv see the packages of the Python that it stands on."""
+def make_importable(venv: Path, light: bool) -> None:
+    """`utils` from any folder; in a light .venv also the packages of the Python that it stands on."""
     site = site_packages(venv)
     (site / "inference_acceleration_cookbook.pth").write_text("../../../..\n")  # relative: a moved folder still works
-    if not light:
-        return
-    if sys.prefix != sys.base_prefix:  # the running Python is a venv itself, which --system-site-packages passes by
+    if light and sys.prefix != sys.base_prefix:  # that Python is a venv itself, which --system-site-packages passes by
         outer = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
         lines = [f"import site; site.addsitedir({folder!r})\n" for folder in outer]
         (site / "zz_outer_environment.pth").write_text("".join(lines))
+
+
+def own_kernel(venv: Path) -> None:
+    """A kernel called python3 that is this .venv, also where ipykernel lies outside it.
+
+    Jupyter reads `python` as the Python that it runs in itself.
+    """
     kernel = venv / "share" / "jupyter" / "kernels" / "python3" / "kernel.json"
-    if not kernel.exists():  # ipykernel may lie outside; Jupyter reads `python` as the Python that it runs in
+    if not kernel.exists():
         kernel.parent.mkdir(parents=True, exist_ok=True)
         argv = ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         kernel.write_text(json.dumps({"argv": argv, "display_name": "Python 3 (ipykernel)", "language": "python"}))

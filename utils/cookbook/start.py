@@ -9,16 +9,12 @@ from .environment import SetupError, child_environment, look_around, ready
 from .install import install
 from .versions import lacking, ranges
 
+# For a bare machine, which cannot ask utils.cookbook.cli yet.
 COMMANDS = {
     "run": "execute recipes with papermill, end with the results table",
     "test": "everything that CI runs; pytest arguments are passed on",
     "lab": "read and run the notebooks in JupyterLab",
-    "sweep": "a grid of points of one recipe, resumable",
-    "report": "merge the rows of many runs into tables",
     "claims": "what became of each claim of the sources",
-    "book": "a static site of the executed recipes",
-    "doctor": "find the cliffs of your own model",
-    "prescribe": "try the techniques on your own model",
     "bench": "the benchmarks of the helpers themselves",
     "machine": "this machine: device, limits, versions",
     "new": "start a recipe from the template",
