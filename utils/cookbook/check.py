@@ -103,7 +103,7 @@ def tag_problems(nb: NotebookNode) -> list[str]:
             break
     if names[:1] != ["parameters"]:
         problems.append("the first code cell must be tagged `parameters`")
-    elif "" not in names[: names.index("machine")] if "machine" in names else False:
+    if "machine" in names and "" not in names[: names.index("machine")]:
         problems.append("no set-up cell without a tag between `parameters` and `machine`")
     for number, cell in enumerate(code_cells(nb), start=1):
         if tag(cell) in LIVE and compared(cell):

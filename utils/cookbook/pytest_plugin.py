@@ -131,7 +131,7 @@ class Notebook(IPyNbFile):
         """A fresh kernel in the notebook's folder. Raises KernelDied."""
         self.stop()
         options = self.config.option
-        name = None if options.nbval_current_env else options.nbval_kernel_name or self.nb.metadata.kernelspec.name
+        name = None if options.nbval_current_env else options.nbval_kernel_name
         folder = str(self.path.parent)
         timeout = options.nbval_kernel_startup_timeout
         self.kernel = Kernel(folder, self.config.rootpath, kernel_name=name, startup_timeout=timeout)
