@@ -12,7 +12,7 @@ WIDTH = 80
 UNPROVEN = ("invalid", "error")  # verdicts that print no speed-up
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measurement:
     """Seconds per call of one function.
 
@@ -35,13 +35,13 @@ class Measurement:
     calls_per_sample: int
     first_call_s: float | None
     warmup_calls: int
-    samples_s: tuple[float, ...] = field(repr=False)
+    samples_s: tuple[float, ...]
     warnings: tuple[str, ...]
     mode: str
     cache: str
     num_threads: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         interval = ""
         if self.ci_low_s is not None:
             interval = f" [{seconds(self.ci_low_s)}, {seconds(self.ci_high_s)}]"
@@ -89,7 +89,7 @@ class ComparisonRow:
     confidence: float = 0.95
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """All candidates against one baseline; `comparison[label]` is one row. str() is a table, and so is its HTML."""
 
@@ -113,7 +113,7 @@ class Comparison:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join([self.headline(), *_table(self.cells()), *_wrapped(self.notes())])
 
     def _repr_html_(self) -> str:
