@@ -303,6 +303,9 @@ def main(arguments: list[str] | None = None) -> int:
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
     # click's base of all usage errors, wherever this version of typer keeps its click
     click_error = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show "×" still gets the table
     try:
         if not arguments[0].startswith("-") and arguments[0] not in commands:
             raise UsageError(f"no command {arguments[0]!r}; {one_of(arguments[0], commands)}")
@@ -316,6 +319,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `./cookbook claims | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def say(message: str) -> int:

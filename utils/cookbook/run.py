@@ -242,6 +242,8 @@ def _papermill(path: Path, copy: Path, values: dict, log: Path, scratch: Path, p
 
     def on_cell(cell, cell_index: int) -> None:
         nonlocal done, current
+        if limit_reached.is_set():  # it passed while the kernel was still starting
+            kill_running()
         progress.cell(done)
         done += 1
         tags = cell.metadata.get("tags", [])
@@ -256,7 +258,7 @@ def _papermill(path: Path, copy: Path, values: dict, log: Path, scratch: Path, p
     where_kernels_talk = {"connection_file": str(scratch / "kernel.json")}
     if len(str(scratch)) < 80:  # a socket's path holds about 100 bytes
         where_kernels_talk |= {"transport": "ipc", "ip": str(scratch / "ipc")}
-    RunKernelManager.stderr_log = log
+    RunKernelManager.stderr_log, RunKernelManager.last_started = log, None
     timer = threading.Timer(timeout, at_limit) if timeout else None
     try:
         if timer:
