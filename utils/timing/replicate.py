@@ -16,11 +16,8 @@ from .measure import check_deterministic, failed, guarded
 MIN_PASSES_TO_STOP = 24  # before an interval's width may end a replicate
 MIN_PASSES = 12  # of a replicate, if they take at most OVERTIME times its share of the time
 OVERTIME = 2
-PREWARM_STEPS = ((2e-4, None), (2e-2, 1), (math.inf, 0))  # (call shorter than, at most): caches refill in a call or two
-    (2e-4, None),
-    (2e-2, 1),
-    (math.inf, 0),
-)  # (call shorter than, at most): a cache refills in a call or two
+# (call shorter than, untimed calls at most): caches refill in a call or two, and longer calls do not notice
+PREWARM_STEPS = ((2e-4, None), (2e-2, 1), (math.inf, 0))
 
 
 def build(c: Contender, inputs: tuple, before: tuple, settings: Settings, watch: DynamoWatch, *, first: bool) -> None:
