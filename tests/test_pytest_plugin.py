@@ -127,6 +127,23 @@ def test_a_cell_before_the_chosen_one_fails(pytester, run):
     )
 
 
+def test_a_cell_before_the_chosen_one_takes_too_long(pytester, run):
+    code_notebook(pytester.path, "a", "import threading\nthreading.Event().wait()", "2")
+    result = run("a.ipynb::Cell 1", "--nbval-cell-timeout=1")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["a.ipynb, cell [[]2[]], *: cell [[]1[]], *, which it needs, fails: no answer within 1 s"]
+    )
+
+
+def test_outputs_without_a_count_are_refreshed(pytester, run):
+    path = code_notebook(pytester.path, "a", "x = 1", ("print(1)", "1\n"))
+    edit(path, lambda raw: raw["cells"][1].update(execution_count=None))
+    result = run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["a.ipynb, *: Unrun reference cell has outputs", "next: *refresh a.ipynb; again: *"])
+
+
 def test_xdist_keeps_a_notebook_on_one_worker(counting, run):
     (counting.path / "b.ipynb").write_bytes((counting.path / "a.ipynb").read_bytes())
     result = run("-n", "2", "-v")
@@ -168,17 +185,15 @@ def test_a_file_that_is_no_notebook(pytester, run):
 
 
 def test_stderr_is_compared_with_the_tested_versions_only(pytester, run, monkeypatch):
-    path = code_notebook(pytester.path, "a", ("import sys\nprint(1)\nprint('careful', file=sys.stderr)", "1\n"))
+    warning = ("import sys\nprint(1)\nprint('careful', file=sys.stderr)", "1\n")
+    code_notebook(pytester.path, "a", warning, ("print(2)", "3\n"))
     monkeypatch.setattr(pytest_plugin, "outside_pins", lambda: "")
-    run().assert_outcomes(failed=1)
+    run().assert_outcomes(failed=1, skipped=1)
     monkeypatch.setattr(pytest_plugin, "outside_pins", lambda: "torch 2.11.0 (tested: 2.13.0)")
     result = run()
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["notebooks: strict nbval, a difference is a finding: torch 2.11.0 (tested: 2.13.0)"])
-    edit(path, lambda raw: raw["cells"][0].update(source="print(2)"))
-    result = run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["other versions than the tested ones: torch 2.11.0 (tested: 2.13.0)"])
+    result.stdout.fnmatch_lines(["stored: 3", "other versions than the tested ones: torch 2.11.0 (tested: 2.13.0)"])
 
 
 def test_gpu_tests_are_skipped_with_a_reason(pytester, run, monkeypatch):

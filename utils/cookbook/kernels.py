@@ -90,8 +90,12 @@ class Kernel(RunningKernel):
     def run_quietly(self, source: str, timeout: float) -> str:
         """Run code, throw its outputs away. Returns "" or, when it failed, its error in one line."""
         msg_id = self.execute_cell_input(source, allow_stdin=False)
-        while (reply := self.get_message("shell", timeout=timeout))["parent_header"].get("msg_id") != msg_id:
-            pass
+        try:
+            while (reply := self.get_message("shell", timeout=timeout))["parent_header"].get("msg_id") != msg_id:
+                pass
+        except Empty:
+            self.interrupt()
+            return f"no answer within {timeout:g} s"
         self.await_idle(msg_id, timeout)
         content = reply["content"]
         return f"{content['ename']}: {content['evalue']}" if content["status"] == "error" else ""

@@ -5,8 +5,8 @@ here is what it leaves out: a dead kernel is noticed, a notebook stops at its fi
 first gets those before it, and a failure says where it is and what to do.
 """
 
-import os
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -223,7 +223,8 @@ class NotebookCell(IPyNbCell):
             lines = [f"{where}: {said}", *trace.strip().splitlines()[-25:], stored_and_came(stored, came)]
             return "\n".join([*lines, f"next: {command('lab', path)} to look at it; {self.again()}"])
         if str(error) != "Cell outputs differ":
-            return f"{where}: {error}\nnext: {command('refresh', path)} stores outputs with counts; {self.again()}"
+            verb = "refresh" if str(error).startswith("Unrun") else "lab"
+            return f"{where}: {error}\nnext: {command(verb, path)}; {self.again()}"
         lines = [f"{where}: the output differs from the stored one", stored_and_came(stored, came)]
         if differences := outside_pins():
             lines.append(f"other versions than the tested ones: {differences}")
@@ -231,7 +232,7 @@ class NotebookCell(IPyNbCell):
         return "\n".join([*lines, self.again()])
 
     def again(self) -> str:
-        return f"again: {command('test', self.nodeid)}"
+        return f"again: {command('test', f'{shown_path(self.path)}::{self.name}')}"
 
 
 def command(verb: str, target: str | Path) -> str:
@@ -244,4 +245,4 @@ def command(verb: str, target: str | Path) -> str:
         return f"./cookbook {verb} {short_name(path)}"
     if verb == "lab":
         return f"jupyter lab {shown_path(path)}"
-    return f"{os.path.basename(os.sys.executable)} -m {__package__}.cli {verb} {shown_path(path)}"
+    return f"{Path(sys.executable).name} -m {__package__}.cli {verb} {shown_path(path)}"
