@@ -273,6 +273,14 @@ def test_a_stripped_notebook_is_refused(tmp_path):
     assert problems(tmp_path, nb) == expected
 
 
+def test_the_reason_in_the_results_table_is_short(tmp_path):
+    nb = recipe()
+    nb.metadata["cookbook"] = {"why": "one buffer instead of two"}
+    assert problems(tmp_path, nb) == []
+    nb.metadata["cookbook"] = {"why": "one buffer " * 4}
+    assert any("at most 40 characters" in text for text in problems(tmp_path, nb))
+
+
 def test_a_stale_hash_is_refused(tmp_path):
     nb = recipe()
     nb.cells[3].source += "\nnumbers.reverse()"

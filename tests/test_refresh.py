@@ -79,6 +79,7 @@ def test_metadata_is_cleaned_and_counts_restart(tmp_path):
 
     def dirty(raw):
         raw["metadata"] = {
+            "cookbook": {"why": "less work"},
             "papermill": {"x": 1},
             "jupytext": {},
             "kernelspec": {"name": "conda-gone", "display_name": "x"},
@@ -90,6 +91,7 @@ def test_metadata_is_cleaned_and_counts_restart(tmp_path):
     refresh(path)
     raw = json.loads(path.read_text())
     assert raw["metadata"] == {
+        "cookbook": {"why": "less work"},
         "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
