@@ -1,5 +1,7 @@
 """The files of the set-up agree with each other: ranges, pins, environment.yml, hooks, README."""
 
+import ast
+import importlib
 import re
 import stat
 from pathlib import Path
@@ -92,6 +94,15 @@ def test_pages_name_existing_commands_and_files(page):
         assert command in COMMANDS
     for link in re.findall(r"\]\((?!http|#)([^)#]+)", text):
         assert (ROOT / link).exists(), link
+
+
+def test_code_of_the_readme_imports_what_exists():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    imports = [node for block in blocks for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+    assert {"utils.timing", "utils.linearize", "utils.equivalence"} <= {node.module for node in imports}
+    for node in imports:
+        for name in node.names:
+            assert hasattr(importlib.import_module(node.module), name.name), f"{node.module} has no {name.name}"
 
 
 def test_readme_lists_every_recipe():
