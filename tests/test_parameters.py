@@ -91,7 +91,7 @@ def test_convert_refuses_what_is_not_of_the_type(value, kind):
 
 def test_validate_names_the_wrong_parameter_and_the_nearest(tmp_path):
     path = toy(tmp_path)
-    with pytest.raises(ValueError, match=r"01_toy has no parameter 'sede': did you mean 'seed'\? It has: device, fast"):
+    with pytest.raises(ValueError, match=r"01_toy has no parameter 'sede'; nearest: seed; there are: device, fast"):
         validate(path, {"sede": "1"})
     with pytest.raises(ValueError, match=r"p.yaml: 01_toy: parameter 'seed' is int, got 'three' \(for example 0\)"):
         validate(path, {"rate": "1", "seed": "three"}, where="p.yaml")

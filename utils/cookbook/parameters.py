@@ -28,11 +28,10 @@ class Parameter:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """What to say after a wrong name: the nearest right one when one is near, and all of them."""
+    """What to say after a wrong name: the nearest right one, and all of them."""
     names = sorted(names)
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}It has: {', '.join(names)}" if names else "It has none"
+    close = get_close_matches(name, names, n=1, cutoff=0.0)
+    return (f"nearest: {close[0]}; " if close else "") + f"there are: {', '.join(names) or 'none'}"
 
 
 def code_cells(path: Path) -> list[tuple[str, list[str]]]:
@@ -107,7 +106,7 @@ def validate(path: Path | str, given: Mapping[str, Any], where: str = "") -> dic
     values = {}
     for name, value in given.items():
         if name not in parameters:
-            raise ValueError(f"{prefix}{path.stem} has no parameter {str(name)!r}: {nearest(str(name), parameters)}")
+            raise ValueError(f"{prefix}{path.stem} has no parameter {str(name)!r}; {nearest(str(name), parameters)}")
         try:
             values[name] = convert(value, parameters[name].type)
         except ValueError:

@@ -24,7 +24,7 @@ def find_preset(name: str) -> Path:
         return shipped[name]
     if Path(name).is_file():
         return Path(name)
-    raise ValueError(f"no preset {name!r}, neither a file nor one of the shipped ones: {nearest(name, shipped)}")
+    raise ValueError(f"no preset {name!r}, and no such file; {nearest(name, shipped)}")
 
 
 def load_preset(name: str, resolve: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
