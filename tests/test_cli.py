@@ -44,7 +44,7 @@ WRONG = [
     ("run 01 07 -p seed 1", "-p seed 1: for which recipe?"),
     ("run 07 -p seed", "-p seed: expected a name and a value, such as -p seed 1"),
     ("run 07 -p seed=2", "-p seed=2: expected a name and a value, such as -p seed 2"),
-    ("run --preset missing.yaml", "no preset 'missing.yaml', and no such file; there are: cpu, gpu"),
+    ("run --preset missing.yaml", "no preset 'missing.yaml', and no such file; nearest: gpu"),
     ("run --preset ../wrong.yaml", "../wrong.yaml: 01_toy has no parameter 'sede'; nearest: seed"),
     ("run --out ../nb/01_toy.ipynb", "01_toy.ipynb: not a folder"),
     ("run --out /proc/nowhere", "--out /proc/nowhere: cannot write there"),
