@@ -18,7 +18,7 @@ from .contender import Builder, Contender, Settings, caught, draw_inputs
 from .dynamo import DynamoWatch
 from .judge import Judge, check_fresh_inputs
 from .measure import check_options
-from .replicate import build, take_rounds, warm_up
+from .replicate import build, check_inputs_after, take_rounds, warm_up
 from .report import report
 from .results import Comparison
 
@@ -165,10 +165,7 @@ def run(
                 with caught(contender):
                     warm_up(contender, settings, first=replicate == 0)
         take_rounds(contenders, settings, watch, rng)
-        for contender in contenders:
-            if contender.live:
-                with caught(contender):
-                    guards.check_unchanged(inputs, before, contender.label)
+        check_inputs_after(contenders, inputs, before, settings)
         del padding
     if progress:
         print(file=sys.stderr)

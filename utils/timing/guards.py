@@ -31,13 +31,18 @@ def preserved_state(num_threads: int | None) -> Iterator[int]:
     (CPU and, once initialised, CUDA), numpy and random. Yields the number of threads in use.
     """
     threads, grad, collecting = torch.get_num_threads(), torch.is_grad_enabled(), gc.isenabled()
-    generators = rng_state()
+    generators, freeze = rng_state(), False
     try:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         gc.collect()
+        freeze = gc.get_freeze_count() == 0
+        if freeze:
+            gc.freeze()  # later collections, one a replicate, look only at what is new
         yield torch.get_num_threads()
     finally:
+        if freeze:
+            gc.unfreeze()
         torch.set_num_threads(threads)
         torch.set_grad_enabled(grad)
         (gc.enable if collecting else gc.disable)()
@@ -140,6 +145,13 @@ def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
 def check_unchanged(inputs: Any, before: Any, label: str) -> None:
     if not same_values(inputs, before):
         raise InputMutationError(f"{label!r} changes its inputs, so every call does other work; clone them inside")
+
+
+def restore(inputs: Any, before: Any) -> None:
+    """Give changed inputs their values back, in place."""
+    with torch.no_grad():
+        for tensor, old in zip(tensors(inputs), tensors(before), strict=True):
+            tensor.copy_(old)
 
 
 def count_new_nonfinite(actual: Any, expected: Any) -> int:

@@ -71,6 +71,7 @@ def check_fresh_inputs(
         if c.live:
             old = c.output
             with caught(c), settings.grad():
+                guards.seed_all(settings.seed)
                 c.output = guards.cloned(guarded(lambda c=c: c.fn(*fresh), c.label, "fresh inputs"))
                 stale = guards.same_values(old, c.output)
                 baseline_follows = baseline_follows or (c.index == 0 and not stale)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+from collections.abc import Iterator
 
 import numpy as np
 
 from . import clock, guards, rounds, statistics
-from .contender import Contender, Settings, drop
+from .contender import Contender, Settings, caught, drop
 from .dynamo import DynamoWatch, check_compiled, frames_seen
-from .errors import BenchmarkError, RecompilationError
+from .errors import BenchmarkError, InputMutationError, RecompilationError
 from .measure import check_deterministic, failed, guarded
 
 MIN_PASSES_TO_STOP = 24  # before an interval's width may end a replicate
@@ -31,8 +33,8 @@ def build(c: Contender, inputs: tuple, before: tuple, settings: Settings, watch:
         watch.arm()
         device = guards.check_devices(inputs, settings.mode, guards.module_tensors(c.fn))
         c.call = clock.bind(c.fn, inputs, {}, wait=settings.mode == "latency" and device != "cpu")
-        with settings.grad():
-            generators = guards.rng_state()
+        with settings.grad(), _inputs_kept(inputs, before):
+            guards.seed_all(settings.seed)
             seconds, output = guarded(lambda: clock.timed_once(c.call, settings.timer), c.label, "call 1")
             guards.check_real(output, f"the output of {c.label!r}")
             c.output = guards.cloned(output)
@@ -41,12 +43,38 @@ def build(c: Contender, inputs: tuple, before: tuple, settings: Settings, watch:
                 c.first_call_s = seconds
                 c.warnings += [w for w in guards.input_warnings(c.fn, (), "inference") if w not in c.warnings]
                 if not settings.allow_nondeterministic:
-                    guards.set_rng_state(generators)
+                    guards.seed_all(settings.seed)
                     check_deterministic(guarded(c.call, c.label, "call 2"), c.output, c.label)
                     guards.check_unchanged(inputs, before, c.label)
             compiled = guards.is_compiled(c.fn)
             c.graphs = check_compiled(c.label, c.call, expected=compiled, at_least=c.graphs)
     c.recompiles = not first and frames_seen() > frames
+
+
+@contextlib.contextmanager
+def _inputs_kept(inputs: tuple, before: tuple) -> Iterator[None]:
+    """A contender that changes its inputs is out; the others get them as they were."""
+    try:
+        yield
+    except InputMutationError:
+        guards.restore(inputs, before)
+        raise
+
+
+def check_inputs_after(contenders: list[Contender], inputs: tuple, before: tuple, settings: Settings) -> None:
+    """Were the inputs changed during the rounds, and by whom? One more call of each finds out."""
+    if guards.same_values(inputs, before):
+        return
+    live = [c for c in contenders if c.live]
+    for c in live:
+        guards.restore(inputs, before)
+        with caught(c), settings.grad():
+            guarded(c.call, c.label, "a call after the rounds")
+            guards.check_unchanged(inputs, before, c.label)
+    guards.restore(inputs, before)
+    if all(c.live for c in live):
+        names = ", ".join(repr(c.label) for c in live)
+        raise InputMutationError(f"the inputs changed during the timed rounds, at some call of one of {names}")
 
 
 def warm_up(c: Contender, settings: Settings, *, first: bool) -> None:
