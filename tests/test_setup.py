@@ -190,6 +190,16 @@ def test_another_torch_beneath_a_light_venv_is_noticed(machine):
     assert (machine.root / ".venv/keep-torch.txt").read_text() == "torch==2.12.0\n"
 
 
+def test_venv_whose_python_is_gone_is_made_again(machine):
+    machine.start("run")
+    python = machine.root / ".venv/bin/python"
+    python.unlink()
+    python.symlink_to(machine.folder / "uninstalled" / "python")
+    assert machine.start("--help").out.startswith("Usage: ./cookbook COMMAND")
+    started = machine.start("run")
+    assert started.pip is not None and started.cli["python"] == str(python)
+
+
 def test_finished_venv_is_used_from_another_python(machine):
     machine.start("run")
     machine.have(torch="2.11.0")  # in range, but the rest is missing: no reason to make a light one
@@ -387,6 +397,16 @@ def test_utils_of_a_venv_can_be_imported_and_the_folder_moved(machine):
     started = machine.start("run", script=other / "cookbook")
     assert started.pip is None and started.cli["python"] == str(other / ".venv/bin/python")
     assert (other / ".venv/bin/papermill").read_text() == f"#!{other}/.venv/bin/python\n"
+
+
+def test_linked_venv_of_another_copy_stays_as_it_is(machine, tmp_path):
+    machine.start("run")
+    copy = tmp_path / "copy"
+    shutil.copytree(machine.root, copy, ignore=shutil.ignore_patterns(".venv"))
+    (copy / ".venv").symlink_to(machine.root / ".venv")
+    started = machine.start("run", script=copy / "cookbook")
+    assert started.pip is None and started.cli["utils"] == str(copy / "utils/__init__.py")
+    assert (machine.root / ".venv/bin/papermill").read_text() == f"#!{machine.root}/.venv/bin/python\n"
 
 
 def test_foreign_utils_on_pythonpath_is_named_once(complete, tmp_path):

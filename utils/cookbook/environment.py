@@ -64,7 +64,8 @@ def read_stamp(root: Path) -> Environment | None:
         stamp = Environment(**json.loads(stamp_path(root).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    if stamp.root != str(root):
+    old = Path(stamp.root, ".venv")
+    if stamp.root != str(root) and not (old.exists() and old.samefile(root / ".venv")):  # a link to it has not moved
         _moved(root, stamp)
     stands = os.path.realpath(stamp.python) == stamp.base and os.path.exists(stamp.base)
     return stamp if stands and os.path.isdir(stamp.torch_at) else None
