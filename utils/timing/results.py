@@ -199,8 +199,7 @@ def seconds(value: float | None) -> str:
         return "-"
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
     unit, scale = next((u for u in units if value >= 0.9995 * u[1]), units[-1])
-    number = value / scale
-    return f"{number:.{max(0, 3 - len(str(int(number))))}f} {unit}"
+    return f"{value / scale:#.3g}".rstrip(".") + f" {unit}"
 
 
 def digits(value: float) -> int:
