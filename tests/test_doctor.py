@@ -1,0 +1,101 @@
+"""doctor: a report for a user's model, and one clear line for everything of theirs that does not work."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from utils.cookbook.doctor import run_doctor
+
+SOURCE = """
+import torch
+from torch import nn
+
+def model():
+    return nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(1), nn.Linear(32, 4))
+
+def both():
+    return model(), torch.randn(2, 3, 8, 8)
+
+def image():
+    return torch.randn(2, 3, 8, 8)
+
+def named():
+    return {"input": torch.randn(2, 3, 8, 8)}
+
+def several():
+    return (torch.randn(2, 3, 8, 8),)
+
+def wrong():
+    return torch.randn(2, 4, 8, 8)
+
+def broken():
+    raise OSError("no\\nweights")
+
+def number():
+    return 3
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    (tmp_path / "their_models.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("their_models", None)
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch):
+    from utils import cliffs
+    from utils.cost import MachinePeaks
+
+    peaks = MachinePeaks(1e11, 1e10, 1e10, 2**28, "float32", 2, "a machine", "cpu", 1024, "id")
+    monkeypatch.setattr(cliffs, "measure_peaks", lambda *given: peaks)
+    monkeypatch.setattr(cliffs, "try_out", None)
+
+
+@pytest.mark.parametrize("inputs", ["image", "named", "several", None])
+def test_the_report(place, capsys, inputs):
+    target = "their_models:model" if inputs else "their_models:both"
+    arguments = (target, f"their_models:{inputs}") if inputs else (target,)
+    if inputs == "named":  # nn.Sequential calls its argument `input`
+        assert run_doctor(*arguments) == 0
+    else:
+        assert run_doctor(*arguments) == 0
+    out, err = capsys.readouterr()
+    assert "convolution" in out and "1 of 1 convolutions are matrix products" in out and err == ""
+
+
+@pytest.mark.parametrize(
+    "target, inputs, said",
+    [
+        ("their_models", "their_models:image", "expected package.module:function"),
+        ("their_modles:model", "their_models:image", "cannot import 'their_modles'"),
+        ("their_models:modle", "their_models:image", "nearest: 'model'"),
+        ("their_models:constant", "their_models:image", "is a int"),
+        ("their_models:number", "their_models:image", "expected an nn.Module"),
+        ("their_models:broken", "their_models:image", "factory 'their_models:broken' raised OSError: no weights"),
+        ("their_models:model", None, "give --inputs"),
+        ("their_models:model", "their_models:broken", "inputs 'their_models:broken' raised OSError"),
+        ("their_models:model", "their_models:imag", "nearest: 'image'"),
+        ("their_models:model", "their_models:wrong", "the inputs do not fit the model of 'their_models:model'"),
+        ("their_models:model", "their_models:number", "the inputs do not fit"),
+    ],
+)
+def test_one_line_and_status_2(place, capsys, target, inputs, said):
+    assert run_doctor(target, inputs) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and said in err and err.startswith("doctor: ")
+
+
+def test_the_model_is_as_before(place, capsys, monkeypatch):
+    kept = nn.Sequential(nn.Conv2d(3, 8, 4, 4))
+    monkeypatch.setattr(
+        "utils.cookbook.doctor._called", lambda target, what: kept if what == "factory" else torch.ones(1, 3, 8, 8)
+    )
+    assert run_doctor("a:b", "a:c") == 0 and type(kept[0]) is nn.Conv2d
