@@ -240,6 +240,17 @@ def bench(context: typer.Context, name: Annotated[str | None, typer.Argument(met
 
 
 @app.command()
+def doctor(
+    target: Annotated[str, typer.Argument(metavar="PACKAGE.MODULE:FACTORY")],
+    inputs: Annotated[str | None, typer.Option(metavar="PACKAGE.MODULE:MAKE_INPUTS")] = None,
+) -> None:
+    """Find the cliffs of your own model: share of time against share of work."""
+    from .doctor import run_doctor
+
+    raise typer.Exit(run_doctor(target, inputs))
+
+
+@app.command()
 def readme(
     check_only: Annotated[bool, typer.Option("--check", help="write nothing; exit status 1 when it is stale")] = False,
 ) -> None:

@@ -15,6 +15,7 @@ COMMANDS = {
     "test": "everything that CI runs; pytest arguments are passed on",
     "lab": "read and run the notebooks in JupyterLab",
     "claims": "what became of each claim of the sources",
+    "doctor": "find the cliffs of your own model",
     "bench": "the benchmarks of the helpers themselves",
     "machine": "this machine: device, limits, versions",
     "new": "start a recipe from the template",
