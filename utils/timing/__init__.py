@@ -1,6 +1,7 @@
-"""The only clock of the project: time one function, or compare candidates with a baseline."""
+"""The only clock of the project: time one function, compare candidates with a baseline, count what set-up costs."""
 
 from .builders import fixed
+from .cold_start import BreakEven, ColdRun, ColdStart, break_even, cold_start
 from .compare import compare
 from .errors import (
     BenchmarkError,
@@ -18,7 +19,10 @@ from .results import Comparison, ComparisonRow, Measurement
 
 __all__ = [
     "BenchmarkError",
+    "BreakEven",
     "CallableFailedError",
+    "ColdRun",
+    "ColdStart",
     "Comparison",
     "ComparisonRow",
     "EagerFallbackError",
@@ -29,6 +33,8 @@ __all__ = [
     "NonFiniteOutputError",
     "NondeterministicOutputError",
     "RecompilationError",
+    "break_even",
+    "cold_start",
     "compare",
     "fixed",
     "measure",
