@@ -29,6 +29,7 @@ from .machine import machine_record, pick_device
 IMPOSSIBLE_MARGIN = 0.15  # a limit is a sample too: shares up to 1.06 were seen for honest times
 _CACHE_VARIABLE = "COOKBOOK_CACHE"
 _CACHE_VERSION = 1
+_LONGEST_PRODUCT = 0.1  # seconds that a product for a limit may take: float16 on a CPU can take minutes
 
 # ---------------------------------------------------------------------------------------------------- FLOPs
 
@@ -287,7 +288,7 @@ def measure_peaks(
 ) -> MachinePeaks:
     """Measure the limits of a device, or read them from the cache of this environment (`refresh` measures again).
 
-    Square products grow from small to large while the next is foreseen to stay below 0.15 s, and the best rate counts.
+    Square products of two sizes, the larger foreseen by a small one to take at most 0.1 s; the better rate counts.
     Reading is torch.sum over float32, whatever `dtype` is: the limit is the memory's, not the conversion's.
     `buffer_bytes` None: 256 MiB on the CPU, 1 GiB on CUDA. The fastest sample counts, because a limit is asked for.
     Cache: $COOKBOOK_CACHE, else build/cache beside the helpers, else ~/.cache/inference-acceleration-cookbook.
@@ -317,42 +318,47 @@ def measure_peaks(
     return found
 
 
-def _seconds(fn: Callable, *args: Any, threads: int, seconds: float) -> float:
+def _seconds(fn: Callable[[], Any], device: torch.device, threads: int, seconds: float) -> float:
+    """Seconds per call at best: one call at a time on the CPU, calls back to back where they are queued."""
     from .timing import measure  # the only room with a clock
 
+    on_cpu = device.type == "cpu"
     found = measure(
-        fn, *args, mode="throughput", num_threads=threads, min_run_time=seconds, min_samples=6, warmup_time=seconds / 4,
+        fn,
+        mode="latency" if on_cpu else "throughput",
+        num_threads=threads,
+        min_run_time=seconds,
+        max_run_time=1.0,  # on a busy machine only a few of thirty samples run undisturbed
+        warmup_time=seconds / 4 if on_cpu else None,  # a GPU needs longer to reach its clock rate
         allow_nondeterministic=True,
-    )  # fmt: skip
+    )
     return found.min_s
 
 
 def _gemm_rate(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[float, int]:
     """(FLOP/s, edge of the product that reached it)."""
-    best, best_edge, last = 0.0, 0, None
-    edges = (64, 128, 256, 512, 1024, 1536) if device.type == "cpu" else (512, 1024, 2048, 4096, 8192)
-    for edge in edges:
-        if last and last[1] * (edge / last[0]) ** 3 > 0.15:  # float16 on a CPU can take minutes
-            break
-        a, b = (_noise(edge * edge, device).to(dtype).view(edge, edge) for _ in range(2))
-        seconds = _seconds(torch.mm, a, b, threads=threads, seconds=0.1)
-        last = (edge, seconds)
-        if 2 * edge**3 / seconds > best:
-            best, best_edge = 2 * edge**3 / seconds, edge
-    return best, best_edge
+
+    def rate(edge: int, threads: int) -> float:
+        a, b, out = (_noise(edge * edge, device).to(dtype).view(edge, edge) for _ in range(3))
+        return 2 * edge**3 / _seconds(functools.partial(torch.mm, a, b, out=out), device, threads, 0.1)
+
+    on_cpu = device.type == "cpu"
+    edges = (128, 256, 512, 1024, 1536, 3072) if on_cpu else (1024, 2048, 4096, 8192)
+    foreseen = rate(edges[0], 1)  # one thread: on a busy machine several wait for each other
+    foreseen *= max(1, threads // 2) if on_cpu else 1
+    fitting = [edge for edge in edges if 2 * edge**3 <= foreseen * _LONGEST_PRODUCT] or [edges[0]]
+    rates = {edge: rate(edge, threads) for edge in fitting[::-2][:2]}  # the largest, and a smaller one
+    best = max(rates, key=rates.get)
+    return rates[best], best
 
 
 def _memory_rates(device: torch.device, size: int, threads: int) -> tuple[float, float]:
     """(bytes read per second, bytes read and written per second)."""
     source = _noise(size // 4, device)
     target = torch.empty_like(source)
-    moved = source.numel() * 4
-    read = moved / _seconds(torch.sum, source, threads=threads, seconds=0.3)
-
-    def copy() -> None:
-        target.copy_(source)
-
-    return read, 2 * moved / _seconds(copy, threads=threads, seconds=0.3)
+    moved = source.numel() * source.element_size()
+    read = moved / _seconds(functools.partial(torch.sum, source), device, threads, 0.3)
+    return read, 2 * moved / _seconds(functools.partial(target.copy_, source), device, threads, 0.3)
 
 
 def _noise(count: int, device: torch.device) -> torch.Tensor:
@@ -411,7 +417,7 @@ class Roofline:
         text = f"{self.share_of_limit:.0%} of the {self.bound} limit "
         text += f"(at least {self.floor_s:.3g} s, took {self.seconds:.3g} s)"
         if self.warning:
-            text += f"; {self.warning}: faster than the limit, so the time, the counts or the limit is wrong"
+            text += f"; {self.warning}: faster than the limit; is the time, the count or the limit wrong (refresh it)?"
         return text
 
 
