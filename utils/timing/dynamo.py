@@ -147,9 +147,11 @@ def _patched(cls: type, name: str, replacement: Callable) -> Iterator[None]:
 
 
 def _entries() -> list[tuple[Any, list[Any]]]:
-    """(code object, compiled entries) of everything that Dynamo has looked at."""
+    """(code object, compiled entries) of everything that Dynamo has looked at; nothing where torch hides it."""
     from torch._dynamo import convert_frame, eval_frame
 
+    if not hasattr(eval_frame, "_debug_get_cache_entry_list"):
+        return []
     codes = [ref() for ref in convert_frame.input_codes.seen]
     return [(code, eval_frame._debug_get_cache_entry_list(code)) for code in codes if code is not None]
 

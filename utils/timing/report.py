@@ -23,6 +23,8 @@ def report(
     contenders: list[Contender], settings: Settings, notes: list[str], flops: Any, bytes_moved: Any, peaks: Any
 ) -> Comparison:
     base = contenders[0]
+    if resolution := resolution_warning(base.samples, base.calls or 1, settings.mode):
+        base.warnings.append(resolution)
     measured = summarize(
         base.label,
         base.samples,
@@ -113,12 +115,13 @@ def _advice(estimate: statistics.Estimate, n_rounds: int, needed: int | None, ma
         return "too_few_rounds: no interval from so few rounds; give more replicates or min_run_time"
     if estimate.halfwidth > 1:
         return f"noise_exceeds_effect: the ratio itself is unknown after {n_rounds} rounds; is the machine busy?"
-    noise = 100 * math.expm1(estimate.halfwidth)
+    noise, factor = 100 * math.expm1(estimate.halfwidth), needed / n_rounds
     lever = "replicates" if estimate.halfwidth == estimate.between_halfwidth else "min_run_time"
+    advice = f"raise {lever} {factor:.1f}-fold" if factor < 20 else "a quieter machine would help more than time"
     name = "noise_exceeds_effect" if estimate.halfwidth > math.log1p(margin) else "on_the_margin"
     return (
         f"{name}: ±{noise:.{1 if noise < 10 else 0}f} % after {n_rounds} rounds, margin {100 * margin:.3g} %; "
-        f"about {needed} rounds would settle it (raise {lever} {needed / n_rounds:.1f}-fold)"
+        f"about {needed} rounds would settle it ({advice})"
     )
 
 
