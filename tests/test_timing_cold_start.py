@@ -108,6 +108,21 @@ def test_environment_of_the_process(module):
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ or "cold_start_" not in os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
+def test_counters_of_dynamo_are_flat():
+    """torch is not imported here: a module of that name stands in for it."""
+    source = """
+        import collections, sys, types
+        def factory():
+            utils = types.ModuleType("torch._dynamo.utils")
+            utils.counters = {"frames": collections.Counter(total=2), "inductor": {"fxgraph_cache_hit": 1}}
+            utils.compilation_time_metrics = {"compile_file": [0.1, 0.2, 0.3]}
+            sys.modules["torch._dynamo.utils"] = utils
+            return lambda: None
+    """
+    counters = cold_start(source, **QUICK).counters
+    assert counters == {"frames.total": 2, "inductor.fxgraph_cache_hit": 1, "compile.cpp_files": 3}
+
+
 @pytest.mark.parametrize(
     ("source", "stage", "error"),
     [

@@ -18,6 +18,8 @@ from utils.timing import (
     MetaTensorError,
     MixedDeviceError,
     NondeterministicOutputError,
+    NonFiniteOutputError,
+    OutputMismatchError,
     compare,
     fixed,
 )
@@ -278,6 +280,14 @@ def test_nan_where_the_baseline_is_finite_is_invalid(bad):
     row = one(lambda x: torch.cat([x[:1] * 2, torch.full((3,), bad)]))
     assert row.verdict == "invalid"
     assert "non_finite: 3 values" in row.equivalence.reason
+
+
+def test_a_mismatch_raises_when_asked_to():
+    with pytest.raises(OutputMismatchError, match="'c': output"):
+        one(lambda x: x * 3, on_mismatch="raise")
+    with pytest.raises(NonFiniteOutputError, match="'c': non_finite: 4 values"):
+        one(lambda x: x / 0 * float("nan"), on_mismatch="raise")
+    assert one(lambda x: x * 2, on_mismatch="raise").verdict == "faster"
 
 
 def test_nan_is_invalid_even_when_the_declared_metric_does_not_see_it():
@@ -619,6 +629,7 @@ def test_garbage_collector_is_off_while_samples_are_taken():
         ({"confidence": 1.0}, ValueError, "confidence"),
         ({"num_threads": 0}, ValueError, "num_threads"),
         ({"prewarm": -1}, ValueError, "prewarm"),
+        ({"on_mismatch": "ignore"}, ValueError, "on_mismatch"),
         ({"mode": "speed"}, ValueError, "latency, throughput, device"),
         ({"cache": "warm"}, ValueError, "hot, cold"),
         ({"grad_mode": "off"}, ValueError, "inference"),

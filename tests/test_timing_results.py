@@ -135,4 +135,6 @@ def test_intervals_show_where_they_differ():
     assert interval(0.9951, 1.0049) == "[0.995, 1.005]"
     assert interval(1.0, 1.5) == "[1.00, 1.50]"
     assert interval(12.0, 15.0) == "[12.0, 15.0]"
+    assert interval(0.031, 75.2) == "[0.031, 75.2]"
+    assert interval(0.3, 120.0) == "[0.30, 120]"
     assert interval(None, None) == "-"

@@ -12,6 +12,7 @@ from .errors import (
     MixedDeviceError,
     NondeterministicOutputError,
     NonFiniteOutputError,
+    OutputMismatchError,
     RecompilationError,
 )
 from .measure import measure
@@ -32,6 +33,7 @@ __all__ = [
     "MixedDeviceError",
     "NonFiniteOutputError",
     "NondeterministicOutputError",
+    "OutputMismatchError",
     "RecompilationError",
     "break_even",
     "cold_start",

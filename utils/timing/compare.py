@@ -48,6 +48,7 @@ def compare(
     bytes_moved: float | Mapping[str, float] | None = None,
     peaks: Any = None,
     seed: int = 0,
+    on_mismatch: str = "invalid",
     allow_nondeterministic: bool = False,
     progress: bool = False,
     timer: Clock | None = None,
@@ -70,6 +71,9 @@ def compare(
     read_bytes_per_s (utils.cost.measure_peaks); together they give `share_of_limit` = floor / median time, with
     floor = max(flops / gemm_flops_per_s, bytes / read_bytes_per_s) (roofline, Williams et al. 2009).
 
+    on_mismatch: "invalid" makes a row of a candidate with another answer, "raise" raises OutputMismatchError at once
+    (NonFiniteOutputError for NaN or infinity where the baseline is finite).
+
     Verdicts: faster, slower, equivalent, inconclusive (says how many rounds would settle it), invalid (another
     answer; no speed-up), error (the candidate failed, compiled during samples, fell back to eager, changed its inputs,
     or is not deterministic; the others go on).
@@ -82,6 +86,8 @@ def compare(
     check_builders(baseline, candidates, label)
     check_options(mode, cache, num_threads, grad_mode, confidence, min_run_time)
     _check_arguments(make_inputs, replicates, min_effect, prewarm, lossy, candidates)
+    if on_mismatch not in ("invalid", "raise"):
+        raise ValueError(f"on_mismatch: expected one of invalid, raise, got {on_mismatch!r}")
     contenders = [Contender(0, label, baseline)]
     contenders += [Contender(i, name, builder) for i, (name, builder) in enumerate(candidates.items(), start=1)]
 
@@ -102,7 +108,7 @@ def compare(
             threads=threads,
             allow_nondeterministic=allow_nondeterministic,
         )
-        judge = Judge(settings, reference, lossy or {})
+        judge = Judge(settings, reference, lossy or {}, on_mismatch)
         notes = run(contenders, make_inputs, settings, judge, watch, progress)
         for contender in contenders:
             contender.release()

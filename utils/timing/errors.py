@@ -19,8 +19,12 @@ class MetaTensorError(BenchmarkError, ValueError):
     """A meta or fake tensor: it holds no data, so a call on it computes nothing."""
 
 
-class NonFiniteOutputError(BenchmarkError):
-    """NaN or infinity where the reference is finite."""
+class OutputMismatchError(BenchmarkError):
+    """A candidate gives another answer than the baseline (only with on_mismatch="raise")."""
+
+
+class NonFiniteOutputError(OutputMismatchError):
+    """NaN or infinity where the baseline is finite (only with on_mismatch="raise")."""
 
 
 class NondeterministicOutputError(BenchmarkError):
@@ -29,10 +33,6 @@ class NondeterministicOutputError(BenchmarkError):
 
 class InputMutationError(BenchmarkError):
     """A call changed its inputs, so later calls would do other work."""
-
-
-class StaleOutputError(BenchmarkError):
-    """The output did not follow new inputs: a cached or lazy result was timed."""
 
 
 class RecompilationError(BenchmarkError):

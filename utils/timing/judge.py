@@ -9,16 +9,20 @@ from typing import Any
 from ..equivalence import Equivalence, check_equivalence
 from . import guards
 from .contender import Builder, Contender, Settings, caught, draw_inputs
+from .errors import NonFiniteOutputError, OutputMismatchError
 from .measure import guarded
 
+NON_FINITE = "non_finite"
 RULE_STRENGTH = ("bitwise", "close", "rounding", "approximate", "different")
 
 
 class Judge:
     """Decides whether a candidate's output is the baseline's, and remembers the weakest rule that was needed."""
 
-    def __init__(self, settings: Settings, reference: Builder | None, lossy: Mapping[str, Callable]) -> None:
-        self.settings, self.reference, self.lossy = settings, reference, lossy
+    def __init__(
+        self, settings: Settings, reference: Builder | None, lossy: Mapping[str, Callable], on_mismatch: str
+    ) -> None:
+        self.settings, self.reference, self.lossy, self.on_mismatch = settings, reference, lossy, on_mismatch
 
     def compare_outputs(self, contenders: list[Contender], inputs: tuple, where: dict[int, str]) -> None:
         base = contenders[0]
@@ -33,6 +37,9 @@ class Judge:
                     c.equivalence = dataclasses.replace(found, reason=where.get(c.index, "") + found.reason)
                 elif c.equivalence is None or _weaker(found, c.equivalence):
                     c.equivalence = found
+            if c.verdict == "invalid" and self.on_mismatch == "raise":
+                kind = NonFiniteOutputError if NON_FINITE in c.equivalence.reason else OutputMismatchError
+                raise kind(f"{c.label!r}: {c.equivalence.reason}")
 
     def _judge(self, c: Contender, expected: Any, inputs: tuple, reference: list[Any]) -> Equivalence:
         s = self.settings
@@ -47,7 +54,7 @@ class Judge:
                     reference.append(guards.cloned(exact(*guards.to_float64(inputs))))
                 found = check_equivalence(c.output, expected, reference=reference[0], rtol=s.rtol, atol=s.atol)
         if bad := guards.count_new_nonfinite(c.output, expected):
-            reason = f"non_finite: {bad} values are NaN or infinite where the baseline is finite"
+            reason = f"{NON_FINITE}: {bad} values are NaN or infinite where the baseline is finite"
             found = dataclasses.replace(found, equivalent=False, rule="different", reason=reason)
         return found
 

@@ -203,15 +203,17 @@ def seconds(value: float | None) -> str:
 
 
 def digits(value: float) -> int:
-    """Decimals that leave a ratio three significant digits, at least two below ten."""
-    return 2 if value < 10 else 1 if value < 100 else 0
+    """Decimals that show a ratio to two or three significant digits."""
+    return next(decimals for limit, decimals in ((0.1, 3), (10, 2), (100, 1), (float("inf"), 0)) if value < limit)
 
 
 def interval(low: float | None, high: float | None) -> str:
+    """Both ends; with one more decimal where they would hardly differ."""
     if low is None or high is None:
         return "-"
-    decimals = 3 if high - low < 0.02 and high < 10 else digits(high)
-    return f"[{low:.{decimals}f}, {high:.{decimals}f}]"
+    if high - low < 0.02 and high < 10:
+        return f"[{low:.3f}, {high:.3f}]"
+    return f"[{low:.{digits(low)}f}, {high:.{digits(high)}f}]"
 
 
 def percent(share: float | None) -> str:
