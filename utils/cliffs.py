@@ -37,7 +37,8 @@ PLAIN_RATE = 1 / 16  # how fast they go, as a part of the rate of matrix product
 COST_PER_MODULE = 1e-4  # seconds of Python that a module may take in a call
 MIN_SHARE = 0.15  # of the time: a smaller line is not worth a look
 MIN_GAIN = 1.2  # Amdahl: what the whole would gain at least if the line ran at its limit
-WITH_REMEDY = 1.7  # times above the expected time, where another form of the operation can be measured
+WITH_REMEDY = 1.6  # times above the expected time, where another form of the operation can be measured
+WITH_WIDE_TYPE = 1.2  # the same for float64: at its best it takes twice the time of float32
 WITHOUT_REMEDY = {"counted": 6.0, "other": 12.0}  # operations with a FLOP formula, and the rest
 SHOWN = 0.005  # of the time: shorter lines are not printed
 LOOP_CALLS = 16  # calls of one kind of operation, in one call of the model, that make a loop
@@ -230,7 +231,8 @@ def _compared(row: CliffRow, rows: list[CliffRow], found: OpProfile) -> tuple[fl
 
 def _suspect(row: CliffRow, rows: list[CliffRow], found: OpProfile, trial: Callable | None) -> Suspect | None:
     ratio, bound = _compared(row, rows, found)
-    if row.share_of_time < MIN_SHARE or bound < MIN_GAIN or ratio < WITH_REMEDY or row.path == OUTSIDE:
+    least = WITH_WIDE_TYPE if row.dtype is torch.float64 else WITH_REMEDY
+    if row.share_of_time < MIN_SHARE or bound < MIN_GAIN or ratio < least or row.path == OUTSIDE:
         return None
     remedy = remedy_for(row.worst, found.device)
     if remedy is not None and remedy.name == "float32" and all(r.dtype is row.dtype for r in rows if r.flops):

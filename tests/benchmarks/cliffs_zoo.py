@@ -5,6 +5,7 @@ found. Sizes at which the arithmetic dominates, float32 unless said, a second or
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -181,11 +182,11 @@ HEALTHY: dict[str, Callable[[], Made]] = {
 }  # fmt: skip
 
 
-# ---- planted cliffs: (model, arguments, keyword arguments), the row that must be named, and the healthy form ---------
+# ---- planted cliffs: behind each, honest work; beside each, the healthy form of the same function --------------------
 
 
 class Tail(nn.Module):
-    """Honest work behind a planted cliff, so that the cliff is a part of a model."""
+    """Honest work, so that the cliff is a part of a model."""
 
     def __init__(self, width: int, layers: int = 4) -> None:
         super().__init__()
@@ -202,74 +203,111 @@ class Tail(nn.Module):
 class Planted(nn.Module):
     """x -> cliff -> [tokens, width] -> tail, in the dtype of the tail."""
 
-    def __init__(self, cliff: nn.Module, width: int) -> None:
+    def __init__(self, cliff: nn.Module, tail: Tail) -> None:
         super().__init__()
-        self.cliff, self.tail = cliff, Tail(width)
+        self.cliff, self.tail = cliff, tail
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.cliff(x)
-        return self.tail(y.to(self.tail.layers[0][0].weight.dtype))
+        return self.tail(self.cliff(x).to(self.tail.layers[0][0].weight.dtype))
 
 
-class PatchEmbedding(nn.Module):
-    """Qwen3-VL's patch embedding, a quarter of its width."""
+class Function(nn.Module):
+    """A function as a module, with modules that it uses."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, function: Callable, **modules: nn.Module) -> None:
         super().__init__()
-        self.proj = nn.Conv3d(3, 288, (2, 16, 16), (2, 16, 16), dtype=dtype)
+        self.function = function
+        for name, module in modules.items():
+            setattr(self, name, module)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.proj(x.view(-1, 3, 2, 16, 16)).view(-1, 288)
+        return self.function(self, x)
 
 
-class In(nn.Module):
-    """A module computed in another dtype."""
+@dataclass(frozen=True)
+class Case:
+    """path, op: the row that must be named. make: (cliff, its healthy form, input, width of the tail)."""
 
-    def __init__(self, inner: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.inner, self.dtype = inner.to(dtype), dtype
+    path: str
+    op: str
+    make: Callable[[], tuple[nn.Module, nn.Module, torch.Tensor, int]]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x.to(self.dtype))
-
-
-class FullMapPool(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.avg_pool2d(x, x.shape[-2:]).flatten(1)
+    def models(self) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+        cliff, quick, x, width = self.make()
+        tail = Tail(width).to(x.dtype if x.dtype is torch.bfloat16 else torch.float32)
+        return Planted(cliff, tail).eval(), Planted(quick, tail).eval(), x
 
 
-class GroupedConv(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(256, 256, 3, padding=1, groups=128)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x).mean((2, 3))
-
-
-class TokenLoop(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(256, 256)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([torch.tanh(self.project(token)) for token in x])
+def patch_embedding(dtype: torch.dtype):
+    """Qwen3-VL's patch embedding at a quarter of its width."""
+    proj = nn.Conv3d(3, 288, (2, 16, 16), (2, 16, 16), dtype=dtype)
+    slow = Function(lambda self, x: self.proj(x.view(-1, 3, 2, 16, 16)).view(-1, 288), proj=proj)
+    quick = Function(lambda self, x: F.linear(x, proj.weight.flatten(1), proj.bias))
+    return slow, quick, torch.randn(1568, 1536, dtype=dtype), 288
 
 
-PLANTED: dict[str, tuple[Callable[[], Made], str]] = {
-    "patch embedding, float32": (
-        lambda: (Planted(PatchEmbedding(torch.float32), 288), (torch.randn(1568, 1536),), {}), "cliff.proj"),
-    "patch embedding, bfloat16": (
-        lambda: (Planted(PatchEmbedding(torch.bfloat16), 288).bfloat16(), (torch.randn(1568, 1536).bfloat16(),), {}),
-        "cliff.proj"),
-    "float16 product": (
-        lambda: (Planted(In(nn.Linear(1024, 256), torch.float16), 256), (torch.randn(512, 1024),), {}), "cliff.inner"),
-    "full-map average pooling": (
-        lambda: (Planted(FullMapPool(), 256), (torch.randn(4, 256, 96, 96),), {}), "cliff"),
-    "grouped convolution": (
-        lambda: (Planted(GroupedConv(), 256), (torch.randn(8, 256, 28, 28),), {}), "cliff.conv"),
-    "loop over tokens": (lambda: (Planted(TokenLoop(), 256), (torch.randn(512, 256),), {}), "cliff"),
-    "float64 island": (
-        lambda: (Planted(In(nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 256)), torch.float64), 256),
-                 (torch.randn(512, 256),), {}), "cliff.inner.*"),
-}  # fmt: skip
+def float16_product():
+    half, single = nn.Linear(1024, 256).half(), nn.Linear(1024, 256)
+    single.load_state_dict(half.state_dict())
+    slow = Function(lambda self, x: self.inner(x.half()), inner=half)
+    return slow, Function(lambda self, x: self.inner(x), inner=single), torch.randn(512, 1024), 256
+
+
+def full_map_pool():
+    slow = Function(lambda self, x: F.avg_pool2d(x, x.shape[-2:]).flatten(1))
+    return slow, Function(lambda self, x: x.mean((2, 3))), torch.randn(4, 256, 96, 96), 256
+
+
+def grouped_convolution():
+    conv = nn.Conv2d(256, 256, 3, padding=1, groups=128)
+    last = torch.channels_last
+
+    def quick(self, x):
+        weight = conv.weight.contiguous(memory_format=last)
+        return F.conv2d(x.contiguous(memory_format=last), weight, conv.bias, padding=1, groups=128).mean((2, 3))
+
+    slow = Function(lambda self, x: self.conv(x).mean((2, 3)), conv=conv)
+    return slow, Function(quick), torch.randn(8, 256, 28, 28), 256
+
+
+def token_loop():
+    project = nn.Linear(256, 256)
+    slow = Function(lambda self, x: torch.stack([torch.tanh(self.project(t)) for t in x]), project=project)
+    return slow, Function(lambda self, x: torch.tanh(project(x))), torch.randn(512, 256), 256
+
+
+def float64_island():
+    wide = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 256)).double()
+    single = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 256))
+    single.load_state_dict(wide.state_dict())
+    slow = Function(lambda self, x: self.inner(x.double()), inner=wide)
+    return slow, Function(lambda self, x: self.inner(x), inner=single), torch.randn(512, 256), 256
+
+
+def whole_sort():
+    """The 256 largest of 32,000 logits by sorting all of them."""
+    slow = Function(lambda self, x: torch.sort(x, -1, descending=True).values[:, :256])
+    return slow, Function(lambda self, x: torch.topk(x, 256).values), torch.randn(64, 32_000), 256
+
+
+def sliding_maximum():
+    """A maximum over 31 x 31 around every pixel; two passes of 31 do the same."""
+    slow = Function(lambda self, x: F.max_pool2d(x, 31, 1, 15).mean((2, 3)))
+    quick = Function(
+        lambda self, x: F.max_pool2d(F.max_pool2d(x, (31, 1), 1, (15, 0)), (1, 31), 1, (0, 15)).mean((2, 3))
+    )
+    return slow, quick, torch.randn(2, 64, 56, 56), 64
+
+
+PLANTED: dict[str, Case] = {
+    "patch embedding, float32": Case("cliff.proj", "convolution", lambda: patch_embedding(torch.float32)),
+    "patch embedding, bfloat16": Case("cliff.proj", "convolution", lambda: patch_embedding(torch.bfloat16)),
+    "float16 product": Case("cliff.inner", "addmm", float16_product),
+    "full-map average pooling": Case("cliff", "avg_pool2d", full_map_pool),
+    "grouped convolution": Case("cliff.conv", "convolution", grouped_convolution),
+    "loop over tokens": Case("cliff", "(a loop)", token_loop),
+    "float64 island": Case("cliff.inner.*", "addmm", float64_island),
+    # these two were written after the decision was settled, and it was not changed for them
+    "sort of a whole vocabulary": Case("cliff", "sort", whole_sort),
+    "sliding maximum": Case("cliff", "max_pool2d", sliding_maximum),
+}
