@@ -7,6 +7,7 @@ import torch
 import torch._dynamo
 import torch._inductor.config as inductor_config
 from torch import nn
+from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
 
 from utils.machine import has_compiler, missing
@@ -54,6 +55,7 @@ def fresh_dynamo():
     yield
     assert (torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit) == limits
     assert not inductor_config.freezing
+    assert not callback_handler.start_callbacks
     torch._dynamo.reset()
 
 
