@@ -114,6 +114,7 @@ def test_git_state_of_a_clean_and_of_a_changed_tree(tmp_path, monkeypatch):
     assert machine._git_state() == (None, None)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
     assert machine._git_state() == (None, None)  # a repository, but this folder is not in it
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)

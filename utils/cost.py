@@ -13,160 +13,32 @@ import hashlib
 import json
 import math
 import os
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
+from .flop_count import FlopCount, count_flops, reachable
 from .machine import machine_record, pick_device
+
+__all__ = [
+    "FlopCount",
+    "MachinePeaks",
+    "MemoryStats",
+    "Roofline",
+    "count_flops",
+    "measure_peaks",
+    "peak_memory",
+    "roofline",
+]
 
 IMPOSSIBLE_MARGIN = 0.15  # a limit is a sample too: shares up to 1.06 were seen for honest times
 _CACHE_VARIABLE = "COOKBOOK_CACHE"
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 _LONGEST_PRODUCT = 0.1  # seconds that a product for a limit may take: float16 on a CPU can take minutes
-
-# ---------------------------------------------------------------------------------------------------- FLOPs
-
-# Operations that move, create or index data and compute nothing; views are recognised by themselves.
-_MOVES_DATA = re.compile(
-    r"_?(local_scalar_dense|to_copy|reshape_copy|unsafe_view|clone|copy|detach|lift\w*|resize|constant_pad_nd|cat|stack"
-    r"|empty|zeros?|ones|full|new_\w+|fill|rand\w*|arange|linspace|eye|scalar_tensor|complex|as_strided|unfold_copy"
-    r"|embedding|gather|scatter|index(_select|_copy|_put)?|masked_(fill|scatter|select)|nonzero|where|tril|triu|flip|roll"
-    r"|repeat\w*|pixel_(un)?shuffle|(select|slice)_scatter|split_with_sizes_copy)(_like|_strided|_permuted)?_?"
-)
-
-
-@dataclass(frozen=True)
-class FlopCount:
-    """FLOPs of one call: `total`, `by_op`, `by_module` (path below the outermost module), and `uncounted`.
-
-    A multiplication and an addition are two. `uncounted` names the operations that compute something and are not in
-    the sum: elementwise ones, softmax, norms, custom operations.
-    """
-
-    total: int
-    by_op: dict[str, int]
-    uncounted: list[str]
-    by_module: dict[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        parts = ", ".join(f"{name} {flops:,}" for name, flops in self.by_op.items()) or "nothing counted"
-        return f"{self.total:,} FLOP ({parts}); not counted: {', '.join(self.uncounted) or 'none'}"
-
-
-def count_flops(fn: Callable, *args: Any, **kwargs: Any) -> FlopCount:
-    """Run `fn(*args, **kwargs)` once, eagerly, and count the FLOPs of its matrix products, convolutions and attention.
-
-    Formulas: torch.utils.flop_counter. A causal mask is not deducted there, and attention on the CPU, which it leaves
-    out, is counted here by its formula for attention.
-    Raises ValueError for a compiled function: counting would return nonsense and leave it uncompiled from then on
-    (pytorch #140909). Count the function that was compiled.
-    """
-    for found in _reachable(fn, args, kwargs):
-        if _is_compiled(found):
-            raise ValueError(
-                f"fn={_named(fn)} runs compiled code ({_named(found)}), which counting would undo; "
-                "expected the eager function that was compiled"
-            )
-    recorder, counter = _Recorder(), FlopCounterMode(display=False, depth=None, custom_mapping=_cpu_attention())
-    with recorder, counter:  # the counter decomposes first, so the recorder sees what really runs
-        fn(*args, **kwargs)
-    counts = counter.get_flop_counts()
-    by_op = {_op_name(op): int(flops) for op, flops in counts.get("Global", {}).items()}
-    by_module = {name: int(sum(ops.values())) for name, ops in counts.items() if name != "Global"}
-    uncounted = sorted({_op_name(op) for op in recorder.seen if not _counted(op, counter) and not _moves_data(op)})
-    return FlopCount(sum(by_op.values()), by_op, uncounted, by_module)
-
-
-class _Recorder(TorchDispatchMode):
-    """Collects every operation that reaches the kernels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.add(func)
-        return func(*args, **(kwargs or {}))
-
-
-def _cpu_attention() -> dict:
-    """Formulas for CPU attention where this torch has none: without them attention on a CPU counts as 0 FLOPs."""
-    found = {}
-    for name in ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable"):
-        op = getattr(torch.ops.aten, name, None)
-        if op is not None and op not in flop_registry:
-            found[op] = lambda q, k, v, *args, out_shape=None, **kwargs: sdpa_flop_count(q, k, v)
-    return found
-
-
-def _counted(op, counter: FlopCounterMode) -> bool:
-    return getattr(op, "overloadpacket", op) in counter.flop_registry
-
-
-def _moves_data(op) -> bool:
-    packet = getattr(op, "overloadpacket", op)
-    is_aten = str(packet).startswith(("aten.", "prim."))
-    return bool(getattr(op, "is_view", False)) or (is_aten and _MOVES_DATA.fullmatch(_op_name(op)) is not None)
-
-
-def _op_name(op) -> str:
-    """ "aten.mm.default" -> "mm"; operations of other libraries keep their name space."""
-    return str(getattr(op, "overloadpacket", op)).removeprefix("aten.")
-
-
-def _is_compiled(found: Any) -> bool:
-    if isinstance(found, torch.nn.Module):
-        return hasattr(found, "_orig_mod") or getattr(found, "_compiled_call_impl", None) is not None
-    return hasattr(found, "_torchdynamo_orig_callable")
-
-
-def _named(fn: Any) -> str:
-    return getattr(fn, "__qualname__", None) or type(fn).__name__
-
-
-def _reachable(*roots: Any, depth: int = 4) -> Iterator[Any]:
-    """What a call can reach: functions and modules behind partials, methods, closures and the globals they name."""
-    seen: set[int] = set()
-
-    def walk(item: Any, left: int) -> Iterator[Any]:
-        if id(item) in seen or left < 0:
-            return
-        seen.add(id(item))
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, torch.nn.Module):
-            yield from item.modules()
-        elif isinstance(item, tuple | list | dict):
-            for part in item.values() if isinstance(item, dict) else item:
-                yield from walk(part, left)
-        elif isinstance(item, functools.partial):
-            yield from walk((item.func, item.args, item.keywords), left - 1)
-        elif callable(item) and not isinstance(item, type):
-            yield item
-            code, inside = getattr(item, "__code__", None), [getattr(item, "__self__", None)]
-            if code is not None and not getattr(item, "__module__", "").startswith("torch."):
-                inside += [cell.cell_contents for cell in item.__closure__ or () if _filled(cell)]
-                named = (item.__globals__.get(name) for name in code.co_names)
-                inside += [value for value in named if callable(value) or isinstance(value, torch.Tensor | list | dict)]
-            for part in inside:
-                yield from walk(part, left - 1)
-
-    yield from walk(roots, depth)
-
-
-def _filled(cell) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # a name that is not bound yet
-        return False
-
 
 # ---------------------------------------------------------------------------------------------------- memory
 
@@ -227,7 +99,7 @@ def _cuda_peak(fn, args, kwargs, device: torch.device) -> MemoryStats:
 
 def _target(fn, args, kwargs) -> torch.device:
     devices = set()
-    for found in _reachable(fn, args, kwargs):
+    for found in reachable(fn, args, kwargs):
         tensors = [found] if isinstance(found, torch.Tensor) else []
         if isinstance(found, torch.nn.Module):
             tensors = [*found.parameters(recurse=False), *found.buffers(recurse=False)]
@@ -305,17 +177,14 @@ def measure_peaks(
     record = machine_record(target)
     name = str(dtype).removeprefix("torch.")
     precision = (torch.get_float32_matmul_precision(), record["tf32_matmul"]) if dtype == torch.float32 else None
-    key = (_CACHE_VERSION, record["env_id"], str(target), name, threads, size, precision)
-    file = _cache_file(f"peaks-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.json")
-    if not refresh and (known := _read_peaks(file)):
-        return known
-    rate, edge = _gemm_rate(target, dtype, threads)
-    read, copy = _memory_rates(target, size, threads)
-    found = MachinePeaks(
-        rate, read, copy, size, name, threads, record["device_name"], str(target), edge, record["env_id"]
+    where = (record["env_id"], str(target), threads)
+    products = functools.partial(_gemm_rate, target, dtype, threads)
+    memory = functools.partial(_memory_rates, target, size, threads)
+    rate, edge = _kept(("products", *where, name, precision), products, refresh)
+    read, copy = _kept(("memory", *where, size), memory, refresh)  # the same for every dtype
+    return MachinePeaks(
+        rate, read, copy, size, name, threads, record["device_name"], str(target), int(edge), record["env_id"]
     )
-    _write_peaks(file, found)
-    return found
 
 
 def _seconds(fn: Callable[[], Any], device: torch.device, threads: int, seconds: float) -> float:
@@ -383,24 +252,30 @@ def _cache_file(name: str) -> Path | None:
     return None
 
 
-def _read_peaks(file: Path | None) -> MachinePeaks | None:
+def _kept(key: tuple, measure_pair: Callable[[], tuple[float, float]], refresh: bool) -> tuple[float, float]:
+    """Two numbers from the cache; measured and kept when absent, damaged or to be refreshed."""
+    digest = hashlib.sha256(repr((_CACHE_VERSION, *key)).encode()).hexdigest()[:16]
+    file = _cache_file(f"{key[0]}-{digest}.json")
+    if file and not refresh and (known := _read_pair(file)):
+        return known
+    found = measure_pair()
+    if file:
+        part = file.with_suffix(f".{os.getpid()}.part")
+        try:
+            part.write_text(json.dumps(found), encoding="utf-8")
+            os.replace(part, file)
+        except OSError:
+            part.unlink(missing_ok=True)
+    return found
+
+
+def _read_pair(file: Path) -> tuple[float, float] | None:
     try:
-        found = MachinePeaks(**json.loads(file.read_text(encoding="utf-8"))) if file else None
-        rates = (found.gemm_flops_per_s, found.read_bytes_per_s, found.copy_bytes_per_s) if found else ()
-        return found if all(math.isfinite(rate) and rate > 0 for rate in rates) else None
-    except (OSError, ValueError, TypeError):  # absent, damaged or of another version: measured again
+        found = json.loads(file.read_text(encoding="utf-8"))
+        usable = len(found) == 2 and all(math.isfinite(number) and number > 0 for number in found)
+        return tuple(found) if usable else None
+    except (OSError, ValueError, TypeError):  # absent or damaged
         return None
-
-
-def _write_peaks(file: Path | None, peaks: MachinePeaks) -> None:
-    if file is None:
-        return
-    part = file.with_suffix(f".{os.getpid()}.part")
-    try:
-        part.write_text(json.dumps(asdict(peaks)), encoding="utf-8")
-        os.replace(part, file)
-    except OSError:
-        part.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
