@@ -36,7 +36,7 @@ PLAIN_STEPS = (
 PLAIN_RATE = 1 / 16  # how fast they go, as a part of the rate of matrix products: one lane instead of sixteen
 COST_PER_MODULE = 1e-4  # seconds of Python that a module may take in a call
 MIN_SHARE = 0.15  # of the time: a smaller line is not worth a look
-MIN_GAIN = 1.2  # Amdahl: what the whole would gain at least if the line ran at its limit
+MIN_GAIN = 1.1  # Amdahl: what the whole would gain at least if the line ran at its limit
 WITH_REMEDY = 1.6  # times above the expected time, where another form of the operation can be measured
 WITH_WIDE_TYPE = 1.2  # the same for float64: at its best it takes twice the time of float32
 WITHOUT_REMEDY = {"counted": 6.0, "other": 12.0}  # operations with a FLOP formula, and the rest
@@ -214,13 +214,21 @@ def _is_depthwise(row: OpRow) -> bool:
 
 
 def _slowdown(rows: list[CliffRow], without: CliffRow | None = None) -> float:
-    """How much slower than expected the rest of this run was: a busy machine must not accuse anybody."""
+    """How much slower than expected the rest of this run was: a busy machine must not accuse anybody.
+
+    The median over the rest, by expected time, so that other cliffs do not count as slowness.
+    """
     left_out = {id(without), *map(id, without.members)} if without is not None else set()
-    rest = [row for row in rows if id(row) not in left_out]
-    seconds, expected = sum(row.seconds for row in rest), sum(row.expected_s for row in rest)
-    if not expected or expected < 0.05 * sum(row.expected_s for row in rows):
+    rest = sorted((r.seconds / r.expected_s, r.expected_s) for r in rows if r.expected_s and id(r) not in left_out)
+    expected = sum(weight for _, weight in rest)
+    if expected < 0.05 * sum(row.expected_s for row in rows):
         return 1.0
-    return min(max(seconds / expected, 1.0), LARGEST_SLOWDOWN)
+    passed, middle = 0.0, 1.0
+    for ratio, weight in rest:
+        passed, middle = passed + weight, ratio
+        if passed >= expected / 2:
+            break
+    return min(max(middle, 1.0), LARGEST_SLOWDOWN)
 
 
 def _compared(row: CliffRow, rows: list[CliffRow], found: OpProfile) -> tuple[float, float]:

@@ -20,9 +20,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
-
-from .cost import _cpu_attention
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
@@ -146,7 +144,7 @@ class _Work(TorchDispatchMode):
     def __init__(self, hooks: _Hooks, weights: set[int]) -> None:
         super().__init__()
         self.hooks, self.weights = hooks, weights
-        self.formulas = FlopCounterMode(display=False, custom_mapping={**_cpu_attention(), **_fused()}).flop_registry
+        self.formulas = FlopCounterMode(display=False, custom_mapping=_fused()).flop_registry
         self.rows: dict[tuple[str, str], OpRow] = {}
         self.kinds: dict[tuple[str, str], set] = defaultdict(set)
         self.read: set = set()  # weights read by an operation in this call of the outermost module
@@ -215,6 +213,9 @@ class _Work(TorchDispatchMode):
 def _fused() -> dict:
     """Formulas for fused operations that torch has none for; they get shapes in place of tensors."""
 
+    def cpu_attention(q, k, v, *args, out_shape=None, **kwargs) -> int:
+        return sdpa_flop_count(q, k, v)
+
     def grouped_product(a, b, *args, out_shape=None, **kwargs) -> int:  # a [M, K], b [groups, K, N]
         return 2 * math.prod(a) * b[-1]
 
@@ -228,12 +229,15 @@ def _fused() -> dict:
         return 2 * x[0] * x[1] * (math.prod(w_in) + math.prod(w_hidden))
 
     named = {
+        "_scaled_dot_product_flash_attention_for_cpu": cpu_attention,
+        "_scaled_dot_product_fused_attention_overrideable": cpu_attention,
         "_grouped_mm": grouped_product,
         "_native_multi_head_attention": attention,
         "_transformer_encoder_layer_fwd": encoder_layer,
         "mkldnn_rnn_layer": recurrent,
     }
-    return {getattr(torch.ops.aten, name): count for name, count in named.items() if hasattr(torch.ops.aten, name)}
+    known = {getattr(torch.ops.aten, name): count for name, count in named.items() if hasattr(torch.ops.aten, name)}
+    return {op: count for op, count in known.items() if op not in flop_registry}
 
 
 def _timed_pass(

@@ -4,7 +4,7 @@
     python -m tests.benchmarks.cliffs_bench swin "float64 island"
 
 A planted cliff counts as confirmed when the model with the healthy form of it, measured in the same run, is faster by
-1.2 or more. Exit status 1 when a healthy model is accused or a confirmed cliff is missed.
+1.1 or more. Exit status 1 when a healthy model is accused or a confirmed cliff is missed.
 """
 
 from __future__ import annotations
