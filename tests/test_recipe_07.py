@@ -109,7 +109,7 @@ def test_other_parameters_give_complete_rows(tmp_path, capsys, as_it_was):
     assert claims_of(shown).keys() >= {"Q1", "Q2", "Q3", "Q4", "Q8", "Q9"}
     rows = read_rows(given["rows"])
     assert not [row["error"] or row["same_reason"] for row in rows if row["verdict"] in ("error", "invalid")]
-    labels = {"linear", "transformers", "conv3d", "one by one", "mean", "cut and multiply"}
+    labels = {"linear", "transformers", "one by one", "mean", "cut and multiply"}
     assert {row["label"] for row in rows} == labels
     assert {row["case.patches"] for row in rows if "case.patches" in row} == {1, 16, 256}
     for row in rows:
