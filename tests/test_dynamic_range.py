@@ -324,6 +324,45 @@ def test_lstm_in_place_and_views_run():
     assert torch.equal(x, torch.ones(2, 3))
 
 
+def test_fresh_memory_is_no_result():
+    def scores(q, k):
+        return torch.baddbmm(torch.empty(1, 2, 2, dtype=q.dtype), q, k, beta=0, alpha=0.1)
+
+    for _ in range(3):
+        junk = [torch.full((1, 2, 2), 1e30) for _ in range(50)]  # freed memory that is used again
+        del junk
+        assert audit(scores, torch.ones(1, 2, 2), torch.ones(1, 2, 2), dtype=FP16).headroom > 15
+
+
+def test_inputs_and_models_of_other_formats():
+    model, x = Residual(), torch.full((1, 4), 4e4)
+    for value in (x, x.half(), x.double()):
+        assert audit(model, value, value, dtype=FP16).first.value == pytest.approx(8e4)
+    layer = t5_feed_forward()[0].double()
+    report = audit(layer, torch.ones(1, 2, 4, dtype=torch.float64), dtype=FP16)
+    assert report.first.path == "DenseReluDense.wo" and "float64" in {found.kind for found in report.precision}
+
+
+def test_a_method_of_a_model_and_values_read_in_python():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(2, 2, bias=False)
+            nn.init.constant_(self.up.weight, 4e4)
+
+        def generate(self, x):
+            y = self.up(x)
+            return y * 2 if y[0, 0].item() > 1 and bool((y > 0).all()) else y
+
+    model = Reads()
+    report = audit(model.generate, torch.ones(1, 2), dtype=FP16)
+    assert (report.first.path, report.first.op) == ("up", "mm") and [f.op for f in report.of("overflow")] == [
+        "mm",
+        "mul",
+    ]
+    assert "nothing looked at" in str(audit(lambda ids: ids + 1, torch.arange(2), dtype=FP16))
+
+
 def test_inference_mode_inside_the_model():
     class Inside(nn.Module):
         def __init__(self):
@@ -404,11 +443,14 @@ def wrong(call, error, text):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:.*jit.script:DeprecationWarning")
 def test_errors_say_what_is_wrong():
     layer, x = nn.Linear(4, 4), torch.ones(1, 4)
     wrong(lambda: audit(layer, x, dtype="float61"), ValueError, r"dtype='float61'.*nearest: 'float16'")
     wrong(lambda: audit(layer, x, dtype=torch.float32), ValueError, "expected torch.float16 or torch.bfloat16")
     wrong(lambda: audit(layer, dtype=FP16), ValueError, "inputs: none given")
+    wrong(lambda: audit(layer, torch.ones(0, 4), dtype=FP16), ValueError, r"input 0 is empty, of shape \[0, 4\]")
+    wrong(lambda: audit(torch.jit.script(layer), x, dtype=FP16), TypeError, "TorchScript")
     wrong(lambda: audit(3, x, dtype=FP16), TypeError, "model is a int")
     wrong(lambda: audit(layer, x.to("meta"), dtype=FP16), ValueError, "several devices: weight on cpu, input 0 on meta")
     wrong(lambda: audit(nn.Linear(4, 4, device="meta"), x.to("meta"), dtype=FP16), ValueError, "weight is on the meta")

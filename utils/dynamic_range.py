@@ -86,6 +86,8 @@ class RangeReport:
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
+        if not self.operations:
+            return f"{name}: nothing looked at, no number of the run would be {name} (are the weights in a closure?)"
         lines = [f"{name}: {self.operations:,} results looked at, headroom 2^{self.headroom:.1f} ({self.peak_at})"]
         shown = [("first", self.overflows[:1]), ("then", self.overflows[1:4]), ("precision", self.precision[:4])]
         shown += [("fused", self.of("fused")[:2]), ("float32 itself", self.of("not finite")[:1])]
@@ -108,10 +110,10 @@ def audit(
 ) -> RangeReport:
     """Predict from one float32 run of `model(*inputs, **kwargs)` what would leave the range of `dtype`.
 
-    model: an nn.Module in float32 (float64 works too), or any function of tensors. It is run once without gradients, in
-    its present mode, and is afterwards as before: no hook, no mode, no changed weight, buffer, attribute or input, and
-    the random generators of torch where they were, also after an error. (A list or cache object that the model itself
-    fills keeps what was put into it: hand over a fresh one.)
+    model: an nn.Module in float32 (float64 works too), a method of one, or any function of tensors. It is run once
+    without gradients, in its present mode, and is afterwards as before: no hook, no mode, no changed weight, buffer,
+    attribute or input, and the random generators of torch where they were, also after an error. (A list or cache object
+    that the model itself fills keeps what was put into it: hand over a fresh one.)
     dtype: torch.float16 or torch.bfloat16, or their names.
     keep: patterns (fnmatch) of parameters, buffers and inputs that stay in float32, for example ("*.inv_freq",
     "input 1", "input timestep").
@@ -125,12 +127,19 @@ def audit(
     if not callable(model):
         raise TypeError(f"model is a {type(model).__name__}; expected an nn.Module or a function of tensors")
     model = getattr(model, "_orig_mod", model)  # of torch.compile: the eager model computes the same
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("model is a TorchScript module; expected the eager nn.Module that it was made from")
     if not inputs and not kwargs:
         raise ValueError("inputs: none given; expected the arguments of one real call of the model")
-    modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
-    weights = list(model.named_parameters()) if modules else []
-    buffers = list(model.named_buffers()) if modules else []
+    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)  # of model.generate: the model
+    modules = dict(owner.named_modules()) if isinstance(owner, nn.Module) else {}
+    weights = list(owner.named_parameters()) if modules else []
+    buffers = list(owner.named_buffers()) if modules else []
     given = _named_inputs(inputs, kwargs)
+    if given and not any(value.numel() for _, value in given):
+        raise ValueError(
+            f"{given[0][0]} is empty, of shape {list(given[0][1].shape)}; expected the values of a real call"
+        )
     device = _checked_device([*weights, *buffers, *given], weights + buffers)
     for pattern in keep:
         names = [name for name, _ in (*weights, *buffers, *given)]

@@ -150,6 +150,8 @@ class Watch(TorchDispatchMode):
         if name in ("_softmax", "_log_softmax"):
             wide_args = (*wide_args[:2], False)  # half_to_float: it is float32 already
         out = func(*wide_args, **wide_kwargs)
+        if "empty" in name:
+            out.zero_()  # what lies in fresh memory is no result
         if torch.Tag.inplace_view in func.tags:  # unsqueeze_ and the like: the claim changes its shape too
             with torch._C._DisableTorchDispatch():
                 func(*args, **kwargs)
@@ -199,7 +201,7 @@ class Watch(TorchDispatchMode):
         if source == "input":
             self._rounding(value, "cast", source, tolerance=0.25 if value.ndim <= 1 else math.inf)
         self.stack.pop()
-        return Claimed(value, self.dtype, over, name if source == "buffer" else "")
+        return Claimed(value.float(), self.dtype, over, name if source == "buffer" else "")
 
     def _look(self, value: Tensor, claim: torch.dtype, op: str, inherited: bool, arguments: list) -> bool:
         """Record what of `value` leaves the range; True when something becomes inf."""
