@@ -4,10 +4,12 @@ import dataclasses
 import os
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
+from timing_fakes import FakeClock
 
-from utils.timing import CallableFailedError, ColdRun, ColdStart, ComparisonRow, break_even, cold_start
+from utils.timing import CallableFailedError, ColdRun, ColdStart, ComparisonRow, break_even, cold_child, cold_start
 
 QUICK = {"repeats": 1, "steady_time": 0.0}
 
@@ -106,6 +108,35 @@ def test_environment_of_the_process(module):
     with pytest.raises(CallableFailedError):
         cold_start(source, **QUICK)
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ or "cold_start_" not in os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def test_each_second_is_counted_where_it_is_spent(tmp_path, monkeypatch):
+    """The child's own code, here, on a simulated clock."""
+    clock = FakeClock()
+    monkeypatch.setitem(sys.modules, "cold_clock", SimpleNamespace(spend=clock.spend))
+    source = """
+from cold_clock import spend
+spend(3.0)
+CALLS = []
+def factory():
+    spend(0.5)
+    def fn(x):
+        assert x == "input"
+        CALLS.append(1)
+        spend(7.0 if len(CALLS) == 1 else 0.9 if len(CALLS) < 5 else 0.01)
+    return fn
+def make_inputs():
+    spend(100.0)
+    return ("input",)
+"""
+    names = {"factory": "factory", "make_inputs": "make_inputs", "inputs_here": True, "module": None}
+    settings = {"seed": 0, "num_threads": None, "grad_mode": "inference", "steady_time": 4.0, "cache": str(tmp_path)}
+    result = {}
+    cold_child.run({"source": source, **names, **settings}, result, clock)
+    assert result["stage"] == "done"
+    found = [result[name] for name in ("import_s", "load_s", "first_call_s", "steady_s")]
+    assert found == pytest.approx([3.0, 0.5, 7.0, 0.01])
+    assert result["steady_calls"] == pytest.approx(3 + (4.0 - 3 * 0.9) / 0.01, abs=2)
 
 
 def test_counters_of_dynamo_are_flat():

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch._inductor.config as inductor_config
+from timing_fakes import small_heap  # noqa: F401
 from torch import nn
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
@@ -218,19 +219,19 @@ def recompiling():
 
 
 def test_compiling_during_timed_rounds_is_an_error():
-    result = compare(
-        lambda: lambda x: x + 0,
-        {"grows": recompiling, "good": lambda: lambda x: x * 1},
-        make_inputs=inputs,
-        **FAST | {"min_run_time": 0.2},
-    )
+    options = FAST | {"make_inputs": inputs, "replicates": 1, "min_run_time": 0.05}
+
+    def good():
+        return lambda x: x * 1
+
+    result = compare(lambda: lambda x: x + 0, {"grows": recompiling, "good": good}, **options)
     assert result["grows"].verdict == "error" and "RecompilationError" in result["grows"].error
     assert result["good"].verdict not in ("error", "invalid")
     with pytest.raises(RecompilationError):
-        compare(recompiling, {"good": lambda: lambda x: x * 1}, make_inputs=inputs, **FAST | {"min_run_time": 0.2})
+        compare(recompiling, {"good": good}, **options)
     torch._dynamo.reset()
     with pytest.raises(RecompilationError):
-        measure(recompiling(), torch.rand(4), warmup_time=0.0, min_run_time=0.05)
+        measure(recompiling(), torch.rand(4), warmup_time=0.0, min_run_time=0.05, min_samples=6)
 
 
 def test_a_reset_inside_a_builder_is_survived(compilations):

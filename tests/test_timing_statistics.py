@@ -9,7 +9,7 @@ import pytest
 from utils.timing import rounds, statistics
 from utils.timing.statistics import Estimate, Within
 
-TRIALS = 600
+TRIALS = 400
 
 
 # ------------------------------------------------------------------------------------------- simulated machines
