@@ -38,7 +38,7 @@ __all__ = [
 IMPOSSIBLE_MARGIN = 0.15  # a limit is a sample too: shares up to 1.06 were seen for honest times
 _CACHE_VARIABLE = "COOKBOOK_CACHE"
 _CACHE_VERSION = 2
-_LONGEST_PRODUCT = 0.1  # seconds that a product for a limit may take: float16 on a CPU can take minutes
+_LONGEST_PRODUCT = 0.05  # seconds that a product for a limit may take: float16 on a CPU can take minutes
 
 # ---------------------------------------------------------------------------------------------------- memory
 
@@ -160,9 +160,10 @@ def measure_peaks(
 ) -> MachinePeaks:
     """Measure the limits of a device, or read them from the cache of this environment (`refresh` measures again).
 
-    Square products of two sizes, the larger foreseen by a small one to take at most 0.1 s; the better rate counts.
+    Square products of up to three sizes, the largest foreseen by the smallest to take at most 0.05 s; the best rate
+    counts. On a CPU one thread is tried beside `num_threads`, because on a busy machine it can be the faster.
     Reading is torch.sum over float32, whatever `dtype` is: the limit is the memory's, not the conversion's.
-    `buffer_bytes` None: 256 MiB on the CPU, 1 GiB on CUDA. The fastest sample counts, because a limit is asked for.
+    `buffer_bytes` None: 128 MiB on the CPU, 1 GiB on CUDA. The fastest sample counts, because a limit is asked for.
     Cache: $COOKBOOK_CACHE, else build/cache beside the helpers, else ~/.cache/inference-acceleration-cookbook.
     """
     target = pick_device("auto" if device is None else device)
@@ -171,7 +172,7 @@ def measure_peaks(
     threads = torch.get_num_threads() if num_threads is None else num_threads
     if threads < 1:
         raise ValueError(f"num_threads={num_threads}; expected 1 or more")
-    size = buffer_bytes if buffer_bytes is not None else 2**28 if target.type == "cpu" else 2**30
+    size = buffer_bytes if buffer_bytes is not None else 2**27 if target.type == "cpu" else 2**30
     if size < 4096:
         raise ValueError(f"buffer_bytes={buffer_bytes}; expected at least 4096")
     record = machine_record(target)
@@ -213,10 +214,10 @@ def _gemm_rate(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[
 
     on_cpu = device.type == "cpu"
     edges = (128, 256, 512, 1024, 1536, 3072) if on_cpu else (1024, 2048, 4096, 8192)
-    foreseen = rate(edges[0], 1)  # one thread: on a busy machine several wait for each other
-    foreseen *= max(1, threads // 2) if on_cpu else 1
+    alone = rate(edges[0], 1)  # one thread: on a busy machine several wait for each other
+    foreseen = alone * max(1, threads // 2) if on_cpu else alone
     fitting = [edge for edge in edges if 2 * edge**3 <= foreseen * _LONGEST_PRODUCT] or [edges[0]]
-    rates = {edge: rate(edge, threads) for edge in fitting[::-2][:2]}  # the largest, and a smaller one
+    rates = {edges[0]: alone} | {edge: rate(edge, threads) for edge in fitting[::-2][:2]}  # the largest, and a smaller
     best = max(rates, key=rates.get)
     return rates[best], best
 
@@ -226,8 +227,10 @@ def _memory_rates(device: torch.device, size: int, threads: int) -> tuple[float,
     source = _noise(size // 4, device)
     target = torch.empty_like(source)
     moved = source.numel() * source.element_size()
-    read = moved / _seconds(functools.partial(torch.sum, source), device, threads, 0.3)
-    return read, 2 * moved / _seconds(functools.partial(target.copy_, source), device, threads, 0.3)
+    reading, copying = functools.partial(torch.sum, source), functools.partial(target.copy_, source)
+    tried = {1, threads} if device.type == "cpu" else {threads}  # one thread may win on a busy machine
+    read = max(moved / _seconds(reading, device, n, 0.2) for n in tried)
+    return read, max(2 * moved / _seconds(copying, device, n, 0.2) for n in tried)
 
 
 def _noise(count: int, device: torch.device) -> torch.Tensor:
