@@ -28,9 +28,9 @@ def plain(path, seconds, op="aten::add", mb=10.0, **more):
     )
 
 
-def judged(*rows, trial=HELPS_NOT, model_calls=1, module_calls=None, peaks=None):
+def judged(*rows, trial=HELPS_NOT, alone=None, model_calls=1, module_calls=None, peaks=None):
     found = OpProfile(list(rows), sum(r.seconds for r in rows), model_calls, CPU, module_calls or {})
-    return cliffs.judge(found, peaks or {torch.float32: PEAKS}, None if trial is None else lambda *given: trial)
+    return cliffs.judge(found, peaks or {torch.float32: PEAKS}, lambda *given: trial, lambda *given: alone)
 
 
 def layers(n=8, seconds=0.012):
@@ -75,6 +75,12 @@ def test_a_cliff_that_is_the_whole_model_is_found_by_the_limit_alone():
 def test_a_small_share_of_the_time_is_not_worth_a_word():
     assert judged(product("tiny", 0.016, 0.02), *layers(10)).suspects == []
     assert judged(product("tiny", 0.050, 0.02), *layers(10)).suspects != []
+
+
+def test_what_is_slow_in_the_model_and_not_alone_was_slow_by_chance():
+    assert judged(product("odd", 0.5), *layers(3), alone=0.012).suspects == []
+    assert [s.row.path for s in judged(product("odd", 0.5), *layers(3), alone=0.4).suspects] == ["odd"]
+    assert [s.row.path for s in judged(product("odd", 0.5), *layers(3), alone=None).suspects] == ["odd"]
 
 
 def test_an_operation_without_formula_needs_a_larger_excess():

@@ -35,6 +35,7 @@ def no_trials(monkeypatch):
     peaks = MachinePeaks(1e11, 1e10, 1e10, 2**28, "float32", 2, "a machine", "cpu", 1024, "id")
     monkeypatch.setattr(cliffs, "measure_peaks", lambda *given: peaks)
     monkeypatch.setattr(cliffs, "try_out", None)
+    monkeypatch.setattr(cliffs, "reproduce", None)
 
 
 def test_flops_and_bytes_by_module():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.cliff_remedies import _made, remedy_for, try_out
+from utils.cliff_remedies import _made, remedy_for, reproduce, try_out
 from utils.linearize import linearize
 from utils.op_profile import profile_operations
 
@@ -96,3 +96,14 @@ def test_a_trial_that_fails_says_so(monkeypatch):
     assert not try_out(row, remedy, CPU).helps and "no" in try_out(row, remedy, CPU).verdict
     row.seconds = 100.0
     assert "too long" in try_out(row, remedy, CPU).verdict
+
+
+def test_an_operation_that_cannot_be_called_alone_is_not(monkeypatch):
+    row = row_of(nn.Conv2d(8, 4, 4, 4), IMAGE, op=CONV)
+    assert reproduce(row, CPU) > 0
+    row.keywords = ("dtype",)
+    assert reproduce(row, CPU) is None
+    row.keywords, row.arguments = (), row.arguments[:2]
+    assert reproduce(row, CPU) is None
+    row.seconds = 100.0
+    assert reproduce(row, CPU) is None

@@ -85,6 +85,20 @@ def try_out(row: OpRow, remedy: Remedy, device: torch.device) -> Trial:
     return Trial(helps, found.speedup, found.ci_low, found.ci_high, found.verdict)
 
 
+def reproduce(row: OpRow, device: torch.device) -> float | None:
+    """Seconds of the fastest call of the operation alone, on its own shapes; None where it cannot be called alone."""
+    from .timing import BenchmarkError, measure
+
+    if row.keywords or row.seconds / max(row.calls, 1) > LONGEST_TRIAL:
+        return None
+    operation = getattr(torch.ops.aten, row.op.removeprefix("aten::"), None)
+    arguments = [_made(argument, 0, device) for argument in row.arguments]
+    try:
+        return measure(operation, *arguments, min_run_time=0.3, allow_nondeterministic=True).min_s
+    except (BenchmarkError, RuntimeError, ValueError, TypeError):
+        return None
+
+
 def _made(argument: Any, seed: int, device: torch.device) -> Any:
     """A random tensor for a described one, scaled so that long sums stay small; anything else as it is."""
     if not (isinstance(argument, tuple) and len(argument) == 3 and isinstance(argument[2], torch.dtype)):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .cliff_remedies import TOO_LONG, Remedy, Trial, remedy_for, try_out
+from .cliff_remedies import TOO_LONG, Remedy, Trial, remedy_for, reproduce, try_out
 from .cost import MachinePeaks, measure_peaks
 from .op_profile import OUTSIDE, PYTHON, OpProfile, OpRow, profile_operations
 
@@ -144,22 +144,27 @@ def find(model: nn.Module | Callable, *inputs: Any, **kwargs: Any) -> CliffRepor
     if found.device.type == "meta":
         raise ValueError("model is on the meta device: there is no time to measure")
     peaks = {dtype: measure_peaks(found.device, dtype) for dtype in (torch.float32, *dtypes)}
-    return judge(found, peaks, try_out)
+    return judge(found, peaks, try_out, reproduce)
 
 
 def judge(
     found: OpProfile,
     peaks: dict[torch.dtype, MachinePeaks],
     trial: Callable[[OpRow, Remedy, torch.device], Trial] | None = None,
+    alone: Callable[[OpRow, torch.device], float | None] | None = None,
 ) -> CliffReport:
-    """The decision, from a profile and the limits: which rows are suspects. `trial` measures the form of a remedy."""
+    """The decision, from a profile and the limits: which rows are suspects.
+
+    trial: measures the form of a remedy. alone: seconds of an operation called alone, the smallest reproduction; a row
+    without remedy that is not slow alone was slow by chance.
+    """
     rows = _grouped(found, peaks)
     loops = _loops(rows, found)
     taken = {id(row) for _, members in loops for row in members}
     suspects = [suspect for suspect, _ in loops]
-    alone = [row for row in rows if id(row) not in taken]
-    for row in [*alone, *_types(alone)]:
-        suspect = None if _covered(row, suspects) else _suspect(row, rows, found, trial)
+    single = [row for row in rows if id(row) not in taken]
+    for row in [*single, *_types(single)]:
+        suspect = None if _covered(row, suspects) else _suspect(row, rows, found, peaks, trial, alone)
         if suspect is not None:
             suspects.append(suspect)
     suspects.sort(key=lambda s: -s.bound)
@@ -237,7 +242,9 @@ def _compared(row: CliffRow, rows: list[CliffRow], found: OpProfile) -> tuple[fl
     return row.seconds / expected, found.total_s / max(found.total_s - row.seconds + expected, 1e-12)
 
 
-def _suspect(row: CliffRow, rows: list[CliffRow], found: OpProfile, trial: Callable | None) -> Suspect | None:
+def _suspect(
+    row: CliffRow, rows: list[CliffRow], found: OpProfile, peaks: dict, trial: Callable | None, alone: Callable | None
+) -> Suspect | None:
     ratio, bound = _compared(row, rows, found)
     least = WITH_WIDE_TYPE if row.dtype is torch.float64 else WITH_REMEDY
     if row.share_of_time < MIN_SHARE or bound < MIN_GAIN or ratio < least or row.path == OUTSIDE:
@@ -252,6 +259,10 @@ def _suspect(row: CliffRow, rows: list[CliffRow], found: OpProfile, trial: Calla
         remedy = remedy if tried.verdict == TOO_LONG else None
     strict = WITHOUT_REMEDY["counted" if row.flops else "other"]
     if ratio < strict or "linalg" in row.op:  # factorisations have no formula here
+        return None
+    worst = row.worst
+    seconds = alone(worst, found.device) if alone is not None and worst.op != PYTHON else None
+    if seconds is not None and seconds * worst.calls < strict * _expected(worst, found, peaks):
         return None
     text = remedy.text if remedy is not None else "No remedy known here: reproduce this shape alone (recipe 09)."
     return Suspect(row, ratio, bound, text)

@@ -54,6 +54,7 @@ class OpRow:
     dtype: torch.dtype | None = None
     shapes: tuple[tuple[int, ...], ...] = ()
     arguments: tuple = ()  # of that call: tensors as (shape, stride, dtype), the rest as it was
+    keywords: tuple[str, ...] = ()  # names of its keyword arguments
     module: nn.Module | None = None
 
 
@@ -191,7 +192,7 @@ class _Work(TorchDispatchMode):
         if flops + moved > self.most[key]:
             self.most[key] = flops + moved
             row.shapes = shapes
-            row.arguments = tuple(_described(a) for a in args)
+            row.arguments, row.keywords = tuple(_described(a) for a in args), tuple(kwargs)
 
     def _bytes(self, packet, given: list[Tensor], made: list[Tensor], scope: tuple) -> int:
         name = str(packet).rpartition(".")[2].rstrip("_")
