@@ -134,7 +134,25 @@ def test_value_and_margin_of_t5():
     assert report.headroom < 0 and report.peak_at.startswith("DenseReluDense.wo") is False  # the residual adds 1
     assert "self.wo(hidden_states)" in report.first.code
     assert [found.path for found in report.overflows] == ["DenseReluDense.wo"]  # the sum after it only inherits
-    assert [found.inherited for found in report.of("overflow")] == [False, True]
+    assert [(found.path, found.inherited) for found in report.of("overflow")] == [
+        ("DenseReluDense.wo", False),
+        ("", True),
+    ]
+
+
+def test_an_overflow_in_place_is_one_cause():
+    def doubled(x):
+        y = x.clone()
+        y.mul_(2)
+        return y + 1
+
+    report = audit(doubled, torch.tensor([4e4]), dtype=FP16)
+    assert [(f.op, f.inherited) for f in report.of("overflow")] == [("mul_", False), ("add", True)]
+
+
+def test_another_half_format_inside_is_not_judged():
+    report = audit(lambda x: (x.to(BF16) * 10).float().sum(), torch.tensor([4e4]), dtype=FP16)
+    assert report and report.peak == 4e4
 
 
 def test_score_bound_inside_the_fused_kernel():
