@@ -160,7 +160,6 @@ def audit(
         stack.enter_context(torch.no_grad())
         cuda = [device] if device.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices=cuda))
-        stack.enter_context(_without_fast_path())
         new = {id(value): claimed(name, value, "weight") for name, value in weights}
         new |= {id(value): claimed(name, value, "buffer") for name, value in buffers}
         names = iter(given)
@@ -198,17 +197,6 @@ def _swapped(modules, new: dict[int, Tensor]) -> Iterator[None]:
             for held, old in ((module._parameters, parameters), (module._buffers, buffers)):
                 held.clear()
                 held.update(old)
-
-
-@contextlib.contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """nn.MultiheadAttention has a fused path that would hide its scores."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _named_inputs(inputs: tuple, kwargs: dict) -> list[tuple[str, Tensor]]:
