@@ -2,12 +2,14 @@
 
 import gc
 import random
+import timeit
 
 import numpy as np
 import pytest
 import torch
 from timing_fakes import FakeClock, Machine, small_heap  # noqa: F401
 from torch import nn
+from torch.utils import benchmark
 
 from utils.timing import (
     BenchmarkError,
@@ -299,6 +301,13 @@ def test_latency_waits_after_every_call_of_a_block(monkeypatch):
     call = clock.bind(lambda a, b: a + b, (1,), {"b": 2}, wait=True)
     assert call() == 3 and len(waited) == 1
     assert clock.bind(lambda: 5, (), {}, wait=False)() == 5 and len(waited) == 1
+
+
+def test_the_default_clock_waits_for_an_accelerator(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert clock.default_timer() is benchmark.timer
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert clock.default_timer() is timeit.default_timer
 
 
 def test_a_flush_buffer_is_larger_than_the_caches():

@@ -20,7 +20,7 @@ from torch.utils import benchmark
 from utils.machine import describe
 from utils.timing import clock, compare, measure, rounds, statistics
 
-SIZE = 96  # one product of this size takes some 20 µs
+SIZE = 64  # one product of this size takes some 10 µs
 TRUE_3 = (33, 34)  # +3.03 %
 TRUE_5 = (20, 21)  # +5 %
 
@@ -85,7 +85,7 @@ Line = tuple[str, str, str, str]  # figure, ours, blocked_autorange, goal
 def overhead() -> list[Line]:
     """Seconds that a sample of an empty function takes."""
     nothing = clock.bind(lambda: None, (), {}, wait=False)
-    options = {"mode": "latency", "cache": "hot", "timer": clock.default_timer, "threads": 1}
+    options = {"mode": "latency", "cache": "hot", "timer": clock.default_timer(), "threads": 1}
     sample = clock.sampler(nothing, calls=1, **options)
     cost = np.median([_per_call(sample, 2000) for _ in range(15)])
     other = benchmark.Timer("fn()", globals={"fn": nothing}, num_threads=1)

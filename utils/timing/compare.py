@@ -104,7 +104,7 @@ def compare(
             rtol=rtol,
             atol=atol,
             seed=seed,
-            timer=timer or clock.default_timer,
+            timer=timer or clock.default_timer(),
             threads=threads,
             allow_nondeterministic=allow_nondeterministic,
         )

@@ -68,7 +68,7 @@ def measure(
     label = label or getattr(fn, "__name__", None) or type(fn).__name__
     inputs = (args, kwargs)
     device = guards.check_devices(inputs, mode, guards.module_tensors(fn))
-    timer = timer or clock.default_timer
+    timer = timer or clock.default_timer()
     cache = "cold" if mode == "device" else cache
     warnings = guards.input_warnings(fn, inputs, grad_mode)
 
