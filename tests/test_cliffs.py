@@ -78,8 +78,8 @@ def test_a_small_share_of_the_time_is_not_worth_a_word():
 
 
 def test_what_is_slow_in_the_model_and_not_alone_was_slow_by_chance():
-    assert judged(product("odd", 0.5), *layers(3), alone=0.012).suspects == []
-    assert [s.row.path for s in judged(product("odd", 0.5), *layers(3), alone=0.4).suspects] == ["odd"]
+    assert judged(product("odd", 0.5), *layers(3), alone=1.2).suspects == []
+    assert [s.row.path for s in judged(product("odd", 0.5), *layers(3), alone=40.0).suspects] == ["odd"]
     assert [s.row.path for s in judged(product("odd", 0.5), *layers(3), alone=None).suspects] == ["odd"]
 
 

@@ -85,18 +85,37 @@ def try_out(row: OpRow, remedy: Remedy, device: torch.device) -> Trial:
     return Trial(helps, found.speedup, found.ci_low, found.ci_high, found.verdict)
 
 
-def reproduce(row: OpRow, device: torch.device) -> float | None:
-    """Seconds of the fastest call of the operation alone, on its own shapes; None where it cannot be called alone."""
-    from .timing import BenchmarkError, measure
+def reproduce(row: OpRow, device: torch.device, flops: float) -> float | None:
+    """The smallest reproduction: the time of the operation alone over that of a plain float32 product of `flops`.
+
+    The two take turns, so a busy machine slows both. None where the operation cannot be called alone.
+    """
+    from .timing import BenchmarkError, compare
 
     if row.keywords or row.seconds / max(row.calls, 1) > LONGEST_TRIAL:
         return None
     operation = getattr(torch.ops.aten, row.op.removeprefix("aten::"), None)
-    arguments = [_made(argument, 0, device) for argument in row.arguments]
+    edge = max(round((flops / 2) ** (1 / 3)), 1)
+    a, nothing = torch.randn(edge, edge).to(device), torch.zeros(())
+
+    def alone(*arguments):
+        operation(*arguments)
+        return nothing
+
+    def product(*arguments):
+        torch.mm(a, a)
+        return nothing
+
     try:
-        return measure(operation, *arguments, min_run_time=0.3, allow_nondeterministic=True).min_s
+        found = compare(
+            lambda: alone,
+            {"product": lambda: product},
+            make_inputs=lambda replicate: tuple(_made(argument, replicate, device) for argument in row.arguments),
+            min_run_time=0.3,
+        )
     except (BenchmarkError, RuntimeError, ValueError, TypeError):
         return None
+    return found["product"].speedup
 
 
 def _made(argument: Any, seed: int, device: torch.device) -> Any:

@@ -151,12 +151,12 @@ def judge(
     found: OpProfile,
     peaks: dict[torch.dtype, MachinePeaks],
     trial: Callable[[OpRow, Remedy, torch.device], Trial] | None = None,
-    alone: Callable[[OpRow, torch.device], float | None] | None = None,
+    alone: Callable[[OpRow, torch.device, float], float | None] | None = None,
 ) -> CliffReport:
     """The decision, from a profile and the limits: which rows are suspects.
 
-    trial: measures the form of a remedy. alone: seconds of an operation called alone, the smallest reproduction; a row
-    without remedy that is not slow alone was slow by chance.
+    trial: measures the form of a remedy. alone: the smallest reproduction, an operation called alone, in times of a
+    plain product of the FLOPs that its expected time would allow; what is not slow alone was slow by chance.
     """
     rows = _grouped(found, peaks)
     loops = _loops(rows, found)
@@ -261,9 +261,11 @@ def _suspect(
     if ratio < strict or "linalg" in row.op:  # factorisations have no formula here
         return None
     worst = row.worst
-    seconds = alone(worst, found.device) if alone is not None and worst.op != PYTHON else None
-    if seconds is not None and seconds * worst.calls < strict * _expected(worst, found, peaks):
-        return None
+    if alone is not None and worst.op != PYTHON:
+        work = _expected(worst, found, peaks) / worst.calls * peaks[torch.float32].gemm_flops_per_s
+        times = alone(worst, found.device, work)
+        if times is not None and times < strict:
+            return None
     text = remedy.text if remedy is not None else "No remedy known here: reproduce this shape alone (recipe 09)."
     return Suspect(row, ratio, bound, text)
 
