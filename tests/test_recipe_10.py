@@ -1,0 +1,116 @@
+"""Recipe 10: its technique away from the notebook, the small trained GPT, its recorded rows, and a run on a GPU."""
+
+import json
+import runpy
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+from utils.rows import read_rows, recorded_rows
+
+RECIPE = "10_weight_only_int8"
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "notebooks" / f"{RECIPE}.ipynb"
+SMALL = ROOT / "data" / "small_gpt"
+
+
+@pytest.fixture(scope="module")
+def technique():
+    """The names that the cell tagged `technique` defines."""
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    source = next(cell.source for cell in cells if "technique" in cell.metadata.get("tags", []))
+    names = {"torch": torch, "F": F, "nn": nn}
+    exec(source, names)
+    return names
+
+
+def matrix(rows, columns, seed=0):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def test_no_weight_is_further_than_half_a_step_of_its_own_row(technique):
+    weight = matrix(24, 64)
+    weight[3] *= 1000  # an outlier row must not matter to the others
+    q, scale = technique["quantize"](weight)
+    assert q.dtype is torch.int8 and q.shape == weight.shape and scale.shape == (24,)
+    assert (q.abs().amax(1) == 127).all()
+    assert ((q * scale[:, None] - weight).abs() <= 0.501 * scale[:, None]).all()
+
+
+def test_a_row_of_zeros_stays_zero(technique):
+    weight = matrix(4, 8)
+    weight[2] = 0
+    q, scale = technique["quantize"](weight)
+    y = technique["plain_product"](matrix(3, 8), q, scale)
+    assert torch.isfinite(y).all() and not y[:, 2].any()
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (5, 64), (2, 3, 64)])
+@pytest.mark.parametrize("form", ["plain_product", "packed_product"])
+def test_both_products_take_what_a_linear_takes(technique, form, shape):
+    linear = nn.Linear(64, 96, bias=False).requires_grad_(False)
+    linear.weight.copy_(matrix(96, 64, seed=1) / 8)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    found = technique["Int8Linear"](linear, product=technique[form])(x)
+    expected = linear(x)
+    assert found.shape == expected.shape and found.dtype == x.dtype
+    assert (found - expected).norm() < 0.02 * expected.norm()
+
+
+def test_a_layer_keeps_one_byte_per_weight(technique):
+    layer = technique["Int8Linear"](nn.Linear(64, 96, bias=False))
+    assert sum(t.nbytes for t in (*layer.parameters(), *layer.buffers())) == 96 * (64 + 4)
+    assert layer.weight.dtype is torch.float32
+
+
+@pytest.fixture(scope="module")
+def training():
+    return runpy.run_path(str(SMALL / "train.py"))
+
+
+def test_the_stored_model_is_what_the_script_describes(training):
+    assert all(file.stat().st_size < 300_000 for file in SMALL.glob("*.*"))
+    about = json.loads((SMALL / "vocabulary.json").read_text(encoding="utf-8"))
+    assert about["letters"] == training["LETTERS"] and about["length"] == training["LENGTH"]
+    assert about["config"]["width"] == training["CONFIG"].width
+    held_out = (SMALL / "held_out.txt").read_text(encoding="utf-8")
+    assert held_out == training["write_text"](training["HELD_OUT_LETTERS"], seed=2)
+    model = training["GPT"](training["CONFIG"])
+    model.load_state_dict(load_file(SMALL / "weights.safetensors"))
+    model.requires_grad_(False)
+    assert 1.2 < training["perplexity"](model, training["encode"](held_out)) < 1.4  # untrained: 41 letters, above 40
+
+
+def test_the_script_trains(training, capsys):
+    assert training["train"](steps=3, seed=0, letters=2_000).config == training["CONFIG"]
+    first, last = (float(line.split(": ")[1].split()[0]) for line in capsys.readouterr().out.splitlines())
+    assert last < first
+
+
+def test_recorded_rows_say_where_they_come_from():
+    rows = recorded_rows(RECIPE)
+    reported = [row for row in rows if row["provenance"] == "reported"]
+    assert reported and all(row["source"].startswith("github.com/meta-pytorch/gpt-fast") for row in reported)
+    for row in rows:
+        if row.get("headline"):
+            assert row["label"] == "int8" and row["same"] and row["rule"] == "approximate"
+            assert row["int8_agreement"] >= 0.99 and row["bfloat16_agreement"] >= 0.99
+            assert row["float32_bytes"] > 1.9 * row["bfloat16_bytes"] > 3.6 * row["int8_bytes"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path):
+    papermill = pytest.importorskip("papermill")
+    rows = str(tmp_path / "rows.jsonl")
+    given = {"device": "cuda", "width": 8192, "depth": 8, "rows": rows, "compiled": True}
+    papermill.execute_notebook(str(NOTEBOOK), str(tmp_path / "out.ipynb"), parameters=given, progress_bar=False)
+    timed = {row["label"]: row for row in read_rows(rows)}
+    assert {"bfloat16", "int8"} <= timed.keys()
+    for row in timed.values():
+        assert row["device"].startswith("cuda") and row["same"] and row["driver"]
+        assert 0 < row["share_of_limit"] < 1.15
