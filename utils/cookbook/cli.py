@@ -244,7 +244,7 @@ def doctor(
     target: Annotated[str, typer.Argument(metavar="PACKAGE.MODULE:FACTORY")],
     inputs: Annotated[str | None, typer.Option(metavar="PACKAGE.MODULE:MAKE_INPUTS")] = None,
 ) -> None:
-    """Find the cliffs of your own model: share of time against share of work."""
+    """Find the cliffs of your own model."""
     from .doctor import run_doctor
 
     raise typer.Exit(run_doctor(target, inputs))
