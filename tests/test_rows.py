@@ -210,7 +210,7 @@ def test_recorded_rows_of_a_recipe(tmp_path, monkeypatch):
 def test_places_are_not_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "node-17-of-lab")
     path = tmp_path / "rows.jsonl"
-    text = "File '/home/someone/work/x.py', line 3, on node-17-of-lab; see ~/notes.txt"
+    text = "File '/home/someone/demo/x.py', line 3, on node-17-of-lab; see ~/notes.txt"
     kept = "3 B/s at https://example.org/a/b, owner/name#5, 1/2 and a / b"
     append_rows(path, [row(error=text, note=kept, where=Path("/data/me/model.bin"), many=["/tmp/a/b.txt"])])
     (found,) = read_rows(path)
