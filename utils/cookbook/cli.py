@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+
+from .usage import UsageError, usage
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "run"
@@ -26,19 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-class UsageError(Exception):
-    """A wrong argument, said in one line."""
-
-
-@contextmanager
-def usage() -> Iterator[None]:
-    """Where arguments are looked at: a ValueError is the user's mistake, not ours."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError, FileExistsError) as error:
-        raise UsageError(str(error)) from None
 
 
 def recipes() -> list[Path]:
