@@ -27,15 +27,15 @@ import math
 import os
 import re
 import socket
+import sys
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from .machine import machine_record, pick_device
+if TYPE_CHECKING:  # importing torch takes seconds, which reading rows should not cost
+    import torch
 
 try:
     import fcntl
@@ -114,6 +114,8 @@ def measured(
 
     `namespace` is the notebook's globals(): parameters and the device are read from it.
     """
+    from .machine import machine_record
+
     namespace = namespace or {}
     notebook = _notebook(recipe)
     row: dict[str, Any] = {
@@ -257,7 +259,8 @@ def _clean(name: str, value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """Numbers of numpy and torch, dtypes and devices as plain Python values."""
-    if isinstance(value, torch.dtype | torch.device):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.dtype | torch.device):
         return str(value).removeprefix("torch.")
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -298,6 +301,8 @@ def _equivalence_fields(found: Any) -> dict:
 
 
 def _device_of(namespace: Mapping[str, Any]) -> torch.device | None:
+    from .machine import pick_device
+
     with contextlib.suppress(ValueError):
         return pick_device(str(namespace.get("device", "auto")))
     return None
