@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from .report_command import Report, report
 from .usage import UsageError, usage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -254,6 +255,9 @@ def readme(
         "README.md: the results table " + ("is stale: ./cookbook readme" if stale and check_only else "is up to date")
     )
     raise typer.Exit(1 if stale and check_only else 0)
+
+
+app.command(cls=Report)(report)
 
 
 def with_root() -> str:

@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "execute recipes with papermill, end with the results table",
     "test": "everything that CI runs; pytest arguments are passed on",
     "lab": "read and run the notebooks in JupyterLab",
+    "report": "rows of many runs and machines as tables, curves and files",
     "claims": "what became of each claim of the sources",
     "doctor": "find the cliffs of your own model",
     "bench": "the benchmarks of the helpers themselves",

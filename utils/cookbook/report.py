@@ -1,0 +1,210 @@
+"""The tables of a report: for each recipe what its rows say, and what an output costs. Text or Markdown."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from ..rows import VERDICTS, verdict_summary
+from .report_rows import described
+from .table import NONE, VALID, WIDTH, render
+
+MARKS = {"current": "", "older": " †", "unknown": " ‡"}
+NOTES = {
+    "older": "† measured with older code of the recipe",
+    "unknown": "‡ the row does not say with which code, or the recipe is not here",
+}
+
+
+@dataclass
+class Section:
+    """A table of the report, as text or as Markdown. `wrap` is the column that may take several lines."""
+
+    title: str
+    headings: Sequence[str] = ()
+    lines: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    wrap: int = -1
+
+    def text(self) -> str:
+        """At most 80 columns."""
+        parts = [_wrapped(self.title)]
+        if self.lines:
+            table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+            wrap = self.wrap % len(self.headings)
+            for place, heading in enumerate(self.headings):
+                right = all(re.fullmatch(r"[\d.,x%—-]+", line[place]) for line in self.lines)
+                options = {"ratio": 1} if place == wrap else {"justify": "right"} if right else {}
+                table.add_column(Text(heading), overflow="fold", **options)
+            for line in self.lines:
+                table.add_row(*map(Text, line))
+            parts.append(render(table, WIDTH))
+        return "\n".join([*parts, *map(_wrapped, self.notes)])
+
+    def markdown(self) -> str:
+        """A heading, a table, and its notes."""
+        parts = [f"## {self.title}"]
+        if self.lines:
+            cells = [self.headings, ["---"] * len(self.headings), *self.lines]
+            parts.append(
+                "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in cells)
+            )
+        return "\n\n".join([*parts, *self.notes])
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """The measured rows that came from a comparison."""
+    if "verdict" not in rows.columns:
+        return rows.iloc[:0]
+    return rows[(rows["provenance"] == "measured") & rows["verdict"].notna()]
+
+
+def recipe_sections(rows: pd.DataFrame, by: Sequence[str] = ()) -> list[Section]:
+    """For each recipe: geometric mean and range of the speed-ups, and the count of every verdict.
+
+    A line is a candidate on a machine, and a value of each column of `by`. Rows of older code have their own line.
+    """
+    sections = []
+    for recipe, here in rows.groupby("recipe", sort=True):
+        found = compared(here)
+        measured = int((here["provenance"] == "measured").sum())
+        title = f"{recipe}: {_count(measured, 'measured row')}"
+        if measured:
+            title += f" of {_count(here['run_id'].nunique(), 'run')}"
+        if alone := measured - len(found):
+            title += f", {alone} without a comparison"
+        if told := len(here) - measured:
+            title += f"; {told} reported, never averaged"
+        headings = [
+            "candidate",
+            *(name.partition(".")[2] or name for name in by),
+            "machine",
+            "rows",
+            "geomean",
+            "range",
+        ]
+        section = Section(title, [*headings, "verdicts"])
+        keys = ["label", "code", *by, "machine"]
+        texts = pd.DataFrame({key: found[key].map(_value) for key in keys})
+        for values, group in found.groupby([texts[key] for key in keys], sort=False):
+            label, code, *rest = values
+            summary = verdict_summary(group[["provenance", "verdict", "speedup"]].to_dict("records"))
+            section.lines.append(
+                [label + MARKS[code], *rest, str(len(group)), *_speedups(group, summary), _verdicts(summary)]
+            )
+        section.lines.sort(key=lambda line: [natural(text) for text in line[:-4]])
+        section.notes = [note for code, note in NOTES.items() if (found["code"] == code).any()]
+        sections.append(section)
+    return sections
+
+
+def natural(text: str) -> list[tuple[float, str]]:
+    """A sorting key in which 2.9 comes before 2.13, and 64 before 1024."""
+    return [(float(part), "") if part.isdecimal() else (-1.0, part) for part in re.split(r"(\d+)", text)]
+
+
+def _value(value: Any) -> str:
+    return NONE if value is None or value is pd.NA or value != value else str(value)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _speedups(group: pd.DataFrame, summary: dict) -> list[str]:
+    valid = group[group["verdict"].isin(VALID)]["speedup"].dropna()
+    span = times(valid.min()) if summary["averaged"] == 1 else f"{valid.min():.3g}–{valid.max():.3g}"
+    return [times(summary["geomean"]), span if summary["averaged"] else NONE]
+
+
+def _verdicts(summary: dict) -> str:
+    return ", ".join(f"{summary[name]} {name}" for name in VERDICTS if summary[name])
+
+
+def times(value: float | None) -> str:
+    """Such as "11.8x"."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}x"
+
+
+# ---------------------------------------------------------------------------------------------------- cost
+
+
+def prices(text: str, rows: pd.DataFrame) -> dict[str, float]:
+    """Money per hour of each device name, from "2.5" or "H200=3.5,A100=1.2". Raises ValueError, one line."""
+    names = [str(name) for name in compared(rows)["device_name"].dropna().unique()] if len(compared(rows)) else []
+    if "=" not in text:
+        return dict.fromkeys(names, _price(text, text))
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        fits = [one for one in names if name.strip() and name.strip().lower() in one.lower()]
+        if not fits:
+            raise ValueError(
+                f"--price {part.strip()!r}: no row of such a device; there are: {', '.join(names) or 'none'}"
+            )
+        found |= dict.fromkeys(fits, _price(value, part))
+    return found
+
+
+def _price(value: str, shown: str) -> float:
+    try:
+        price = float(value)
+    except ValueError:
+        price = math.nan
+    if not (price > 0 and math.isfinite(price)):
+        raise ValueError(f"--price {shown!r}: expected money per hour, such as 2.5 or H200=3.5,A100=1.2")
+    return price
+
+
+def add_cost(rows: pd.DataFrame, per_hour: dict[str, float], outputs: str | None = None) -> None:
+    """Add the columns cost_per_output and baseline_cost_per_output: seconds per call x money per second / outputs.
+
+    A call gives one output, or as many as the column `outputs` says. Rows without a valid answer cost nothing sensible:
+    they have no cost.
+    """
+    each = pd.to_numeric(rows[outputs], errors="coerce") if outputs else 1
+    money = rows["device_name"].map(per_hour) / 3600
+    valid = rows["verdict"].isin(VALID) & (rows["provenance"] == "measured")
+    for prefix in ("", "baseline_"):
+        rows[f"{prefix}cost_per_output"] = (rows[f"{prefix}median_s"] * money / each).where(valid)
+
+
+def cost_section(rows: pd.DataFrame, most: int = 40) -> Section:
+    """What outputs cost with the baseline and with each candidate: the newest row of every point."""
+    found = compared(rows).dropna(subset=["cost_per_output"])
+    found = found.sort_values("date", kind="stable").drop_duplicates(["point", "machine"], keep="last")
+    many = next((n for n in (1, 1_000) if len(found) and n * found["cost_per_output"].median() >= 0.1), 1_000_000)
+    section = Section(
+        f"Cost of {_count(many, 'output')}", ["recipe", "candidate", "machine", "baseline", "here", "point"]
+    )
+    words = described(found["point"].unique())
+    keys = ("recipe", "label", "machine")
+    listed = found.to_dict("records")
+    listed.sort(key=lambda row: [natural(str(text)) for text in (*(row[key] for key in keys), words[row["point"]])])
+    for row in listed[:most]:
+        costs = [f"{many * row[f'{prefix}cost_per_output']:.3g}" for prefix in ("baseline_", "")]
+        section.lines.append([row["recipe"][:2], str(row["label"]), row["machine"], *costs, words[row["point"]]])
+    if len(found) > most:
+        section.notes.append(f"… and {len(found) - most} more; --csv has them all in the column cost_per_output")
+    without = sorted(set(compared(rows)["machine"]) - set(found["machine"]))
+    if without:
+        section.notes.append(f"no price, or no valid row: {'; '.join(without)}")
+    return section

@@ -1,0 +1,225 @@
+"""Rows of many runs and machines as one table: reading them, and saying what cannot be used, and why.
+
+No torch here: ten thousand rows are read in a second. Every field of a row is a column of one pandas table, with a few
+columns of our own beside them:
+    file, line       where the row came from
+    machine          device and torch version, as short as they are still different
+    code             "current", "older" or "unknown": the row's code against the recipe as it is now
+    point            recipe, candidate, baseline, parameters and case as text: equal for what may be compared
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..rows import SCHEMA_VERSION, VERDICTS, code_hash
+from .notebooks import shown_path
+from .table import card
+
+UNFINISHED = object()  # a last line without its end
+NOT_A_POINT = ("param.device", "param.rows")  # where it ran, and where it was written
+
+
+@dataclass
+class Merged:
+    """All rows as one table, and what could not be used, named."""
+
+    rows: pd.DataFrame
+    problems: list[str] = field(default_factory=list)  # one line each: file, lines, why
+    twice: int = 0  # rows that were there more than once, kept once
+
+
+def row_files(given: Iterable[str | Path]) -> list[Path]:
+    """The row files that are meant: files, and every *.jsonl and row.json below a folder.
+
+    Raises ValueError, one line, for what is not there.
+    """
+    found: list[Path] = []
+    for item in map(Path, given):
+        if item.is_dir():
+            inside = [
+                path for path in sorted(item.rglob("*.json*")) if path.suffix == ".jsonl" or path.name == "row.json"
+            ]
+            if not inside:
+                raise ValueError(f"{item}: no row file (*.jsonl, row.json) in this folder")
+            found += inside
+        elif item.is_file():
+            found.append(item)
+        else:
+            here = [str(path) for path in item.parent.glob("*")] if item.parent.is_dir() else []
+            near = get_close_matches(str(item), here, n=1, cutoff=0.5)
+            raise ValueError(f"no row file {str(item)!r}" + (f"; nearest: {near[0]}" if near else ""))
+    return list(dict.fromkeys(path.resolve() for path in found))
+
+
+def merge(paths: Iterable[Path], notebooks: Iterable[Path] = ()) -> Merged:
+    """Read the files. What is damaged or foreign is named in `problems`; a row that is there twice is kept once."""
+    rows: list[dict] = []
+    seen: set[bytes] = set()
+    bad: dict[tuple[str, str], list[int]] = {}
+    twice = 0
+    for path in paths:
+        shown = shown_path(path)
+        for number, line, row in _objects(path):
+            if fault := _fault(row):
+                bad.setdefault((shown, fault), []).append(number)
+            elif line in seen:
+                twice += 1
+            else:
+                seen.add(line)
+                rows.append(row | {"file": shown, "line": number})
+    problems = [f"{shown}, {_numbers(lines)}: {fault}" for (shown, fault), lines in bad.items()]
+    return Merged(_with_columns(rows, notebooks), problems, twice)
+
+
+def _objects(path: Path) -> Iterable[tuple[int, bytes, Any]]:
+    """(line number, text, value) of every line that is not empty; the value is None where it is damaged."""
+    data = path.read_bytes()
+    if path.name == "row.json":  # one file for one point of a sweep: a row, or several
+        value = _parsed(data)
+        if isinstance(value, dict) and isinstance(value.get("rows"), list):
+            value = value["rows"]
+        for row in value if isinstance(value, list) else [value]:
+            yield 1, json.dumps(row, ensure_ascii=False).encode(), row
+        return
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            value = _parsed(line)
+            yield number, line.strip(), UNFINISHED if value is None and number == len(lines) else value
+
+
+def _parsed(text: bytes) -> Any:
+    def refuse(token: str):
+        raise ValueError(token)  # NaN and Infinity are no JSON
+
+    try:
+        return json.loads(text.decode("utf-8"), parse_constant=refuse)
+    except ValueError:
+        return None
+
+
+def _fault(row: Any) -> str:
+    """Why this is no row of ours; "" when it is one."""
+    if row is UNFINISHED:
+        return "unfinished: the writer was stopped in it"
+    if not isinstance(row, dict):
+        return "damaged; expected one JSON object a line"
+    version = row.get("schema_version")
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+        return f"foreign: schema_version={version!r}, expected 1 to {SCHEMA_VERSION}"
+    if row.get("provenance") not in ("measured", "reported"):
+        return f"foreign: provenance={row.get('provenance')!r}, expected 'measured' or 'reported'"
+    if not isinstance(row.get("recipe"), str) or not row["recipe"]:
+        return f"foreign: recipe={row.get('recipe')!r}, expected the name of a recipe"
+    if row["provenance"] == "measured" and row.get("verdict") not in (None, *VERDICTS):
+        return f"foreign: verdict={row['verdict']!r}, expected one of {', '.join(VERDICTS)}"
+    for name in ("speedup", "ci_low", "ci_high", "median_s", "baseline_median_s"):
+        value = row.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            return f"foreign: {name}={value!r}, expected a number or null"
+    return ""
+
+
+def _numbers(lines: list[int]) -> str:
+    """[3, 4, 5, 9] -> "lines 3–5, 9"."""
+    parts: list[list[int]] = []
+    for number in lines:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return f"line{'s' * (len(lines) > 1)} " + ", ".join("–".join(map(str, part)) for part in parts)
+
+
+def _with_columns(rows: list[dict], notebooks: Iterable[Path]) -> pd.DataFrame:
+    hashes = {path.stem: code_hash(path) for path in notebooks}
+    machines = machine_names([row for row in rows if row["provenance"] == "measured"])
+    for row in rows:
+        now, then = hashes.get(row["recipe"]), row.get("code_hash")
+        row["code"] = "unknown" if not (now and then) else "current" if now == then else "older"
+        row["machine"] = machines.get(_machine(row)) if row["provenance"] == "measured" else None
+        row["point"] = point_of(row)
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["recipe", "provenance"])
+
+
+def _machine(row: dict) -> tuple[str, str]:
+    return str(row.get("device_name") or row.get("device") or "?"), str(row.get("torch") or "?")
+
+
+def machine_names(rows: Iterable[dict]) -> dict[tuple[str, str], str]:
+    """Short names of (device name, torch version): "H200, 2.13.0". What would be the same in short stays long."""
+    keys = list(dict.fromkeys(map(_machine, rows)))
+    devices, versions = (
+        [list(dict.fromkeys(part)) for part in zip(*keys, strict=True)] or [[], []] if keys else [[], []]
+    )
+    device = _short(devices, card, lambda name: re.sub("^(NVIDIA|AMD) (GeForce )?", "", name))
+    version = _short(versions, lambda name: name.partition("+")[0])
+    return {key: f"{device[key[0]]}, {version[key[1]]}" for key in keys}
+
+
+def _short(names: list[str], *shorter: Callable[[str], str]) -> dict[str, str]:
+    """Every name by the first of the rules that leaves it different from all others."""
+    made = {}
+    for name in names:
+        for rule in shorter:
+            short = rule(name)
+            if short and sum(rule(other) == short for other in names) == 1:
+                break
+        else:
+            short = name
+        made[name] = short
+    return made
+
+
+def point_of(row: dict) -> str:
+    """Recipe, candidate, baseline, parameters and case as text. The device is left out: it is what is compared."""
+    parts = {k: v for k, v in row.items() if k.startswith(("param.", "case.")) and k not in NOT_A_POINT}
+    parts |= {k: row.get(k) for k in ("recipe", "label", "baseline_label", "mode", "cache")}
+    return json.dumps(parts, sort_keys=True)
+
+
+def described(points: Iterable[str]) -> dict[str, str]:
+    """Each point in words: its case and those parameters that are not the same in all points of the recipe."""
+    parts = {point: json.loads(point) for point in points}
+    values: dict[tuple[str, str], set[str]] = {}
+    for fields in parts.values():
+        for name in fields:
+            values.setdefault((fields["recipe"], name), set())
+    for fields in parts.values():
+        for (recipe, name), seen in values.items():
+            if recipe == fields["recipe"]:
+                seen.add(json.dumps(fields.get(name)))
+    made = {}
+    for point, fields in parts.items():
+        words = {}  # param.patches and case.patches are one word
+        for name, value in fields.items():
+            if name.startswith(("case.", "param.")) and len(values[fields["recipe"], name]) > 1:
+                words.setdefault(name.partition(".")[2], f"{name.partition('.')[2]}={value}")
+        made[point] = " ".join(words.values())
+    return made
+
+
+# ---------------------------------------------------------------------------------------------------- columns
+
+
+def column(name: str, rows: pd.DataFrame, what: str) -> str:
+    """The column that `name` means: itself, else with "case." in front (the point within a recipe), else "param.".
+
+    Raises ValueError with the nearest right name.
+    """
+    for one in (name, f"case.{name}", f"param.{name}"):
+        if one in rows.columns:
+            return one
+    names = {c.partition(".")[2]: c for c in rows.columns if c.startswith(("case.", "param."))}
+    near = get_close_matches(name, [*rows.columns, *names], n=1, cutoff=0.0)
+    nearest = names.get(near[0], near[0]) if near and near[0] not in rows.columns else "".join(near)
+    raise ValueError(f"{what}{name!r}: no row has such a field; nearest: {nearest}")
