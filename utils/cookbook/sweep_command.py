@@ -1,0 +1,116 @@
+"""`./cookbook sweep SPEC`: a recipe over many parameters, resumable at any point."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .usage import UsageError, usage
+
+OUT = Path(__file__).resolve().parents[2] / "build" / "sweep"
+ENGINES = ("local", "ray")
+
+
+def sweep(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="a .yaml file, or a name of data/sweeps")],
+    engine: Annotated[str, typer.Option(metavar="local|ray", help="here, or on a Ray cluster")] = "local",
+    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="the Ray cluster (ray only)")] = None,
+    preset: Annotated[str | None, typer.Option(metavar="cpu|gpu|FILE", help="instead of the spec's own")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where it goes (build/sweep/NAME)")] = None,
+    scratch: Annotated[Path | None, typer.Option(metavar="FOLDER", help="for caches and temporary files")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show points, keys, and the time left")] = False,
+    price: Annotated[float | None, typer.Option(min=0, metavar="MONEY", help="of an hour of one device")] = None,
+) -> None:
+    """Run a recipe over a grid of parameters.
+
+    One row file and a table at the end. Start it again after a kill: what is done stays done.
+    """
+    with ExitStack() as stack:
+        with usage():
+            check_engine(engine, address)
+            from .notebooks import resolve
+            from .run import check_jobs, output_folder
+            from .scratch import use_scratch
+            from .sweep_points import check_disk, here, known_seconds, points_of, read_done, write_done, write_rows
+            from .sweep_spec import load_spec
+            from .sweep_table import Result, estimate, plan_table, results_of
+
+            loaded = load_spec(spec, lambda name: resolve(name, os.environ.get("COOKBOOK_NOTEBOOKS")), preset)
+            folder = Path.cwd() / (out or OUT / loaded.name)
+            if note := use_scratch(scratch, loaded.preset, loaded.disk_gb):
+                print(f"cookbook: {note}", file=sys.stderr)
+            if not dry_run:
+                folder = stack.enter_context(output_folder(folder, []))
+            cluster = None
+            if engine == "ray":
+                from .sweep_ray import connect
+
+                cluster = stack.enter_context(connect(address, loaded, scratch))
+            points = points_of(loaded, folder, cluster.identity if cluster else here(loaded.recipe))
+            todo = [point for point in points if read_done(point) is None]
+            workers = cluster.check(todo) if cluster else 1
+            if todo:  # papermill takes a second to import, which a sweep that is done should not cost
+                check_jobs([todo[0].job])
+            known = known_seconds(folder, points)
+            about = estimate(loaded, len(todo), known, price, workers)
+            if dry_run:
+                print(f"{plan_table(loaded, points)}\n\n{about}")
+                return
+            check_disk(folder, len(todo))
+        print(f"{loaded.recipe.stem}, {len(points)} points, {len(points) - len(todo)} done before; {about}", flush=True)
+
+        from .sweep_progress import SweepBars
+
+        results = {point.key: Result(point, "waiting" if point in todo else "kept") for point in points}
+        with SweepBars(len(points), len(points) - len(todo), known[0], cells(loaded.recipe)) as progress:
+            progress.workers = workers
+            try:
+                for point, outcome, tries in run(todo, progress, loaded, cluster):
+                    if outcome.state == "done":
+                        try:
+                            write_done(point, outcome, tries)
+                        except OSError as error:
+                            outcome.state, outcome.why = "failed", f"row.json: {error.strerror or error}"
+                    results[point.key] = Result(point, outcome.state, outcome, tries)
+                    progress.end(point, outcome)
+            except KeyboardInterrupt:
+                pass
+        print(results_of(loaded, list(results.values()), folder, *write_rows(folder, points)))
+        states = [result.state for result in results.values()]
+    raise typer.Exit(130 if {"waiting", "interrupted"} & set(states) else 1 if "failed" in states else 0)
+
+
+def run(todo, progress, spec, cluster):
+    """The engine's (point, outcome, tries) as points end."""
+    limits = {"retries": spec.retries, "time_limit": spec.time_limit}
+    if cluster:
+        return cluster.run(todo, progress, **limits)
+    from .sweep_local import run_local
+
+    return run_local(todo, progress, **limits)
+
+
+def check_engine(engine: str, address: str | None) -> None:
+    """Raises UsageError for an engine that is not there."""
+    import importlib.util
+
+    from .parameters import nearest
+
+    if engine not in ENGINES:
+        raise UsageError(f"--engine {engine}: no such engine; {nearest(engine, ENGINES)}")
+    if address is not None and engine != "ray":
+        raise UsageError(f"--address {address}: is for --engine ray")
+    if engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise UsageError(f"ray is not installed here: {sys.executable} -m pip install 'ray>=2.40,<3'")
+
+
+def cells(notebook: Path) -> int:
+    """Code cells of the executed copy: those of the notebook, and the injected parameters."""
+    from .parameters import code_cells
+
+    return sum(bool(source.strip()) for source, _ in code_cells(notebook)) + 1
