@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from .report_command import Report, report
+from .sweep_command import sweep
 from .usage import UsageError, usage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +60,7 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="repeat what an earlier run finished")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="more columns: intervals, memory, limit, set-up")] = False,
     timeout: Annotated[float | None, typer.Option(min=1, metavar="SECONDS", help="limit per recipe")] = None,
+    scratch: Annotated[Path | None, typer.Option(metavar="FOLDER", help="for caches and temporary files")] = None,
 ) -> None:
     """Execute recipes, show the results table.
 
@@ -68,7 +70,10 @@ def run(
         with usage():
             jobs = plan(names or [], parameter or [], preset)
             from .run import Interrupted, check_jobs, output_folder, run_recipes
+            from .scratch import use_scratch
 
+            if note := use_scratch(scratch, preset):
+                print(f"cookbook: {note}", file=sys.stderr)
             folder = stack.enter_context(output_folder(Path.cwd() / (out or OUT), jobs))
             check_jobs(jobs)
         from .progress import Bars
@@ -258,6 +263,7 @@ def readme(
 
 
 app.command(cls=Report)(report)
+app.command()(sweep)
 
 
 def with_root() -> str:

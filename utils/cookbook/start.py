@@ -12,6 +12,7 @@ from .versions import lacking, ranges
 # For a bare machine, which cannot ask utils.cookbook.cli yet.
 COMMANDS = {
     "run": "execute recipes with papermill, end with the results table",
+    "sweep": "a recipe over a grid of parameters, on one machine or a Ray cluster",
     "test": "everything that CI runs; pytest arguments are passed on",
     "lab": "read and run the notebooks in JupyterLab",
     "report": "rows of many runs and machines as tables, curves and files",
