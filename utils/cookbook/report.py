@@ -188,20 +188,20 @@ def add_cost(rows: pd.DataFrame, per_hour: dict[str, float], outputs: str | None
 
 
 def cost_section(rows: pd.DataFrame, most: int = 40) -> Section:
-    """What outputs cost with the baseline and with each candidate: the newest row of every point."""
+    """What outputs cost with the baseline and with each candidate: the newest row of every spot."""
     found = compared(rows).dropna(subset=["cost_per_output"])
-    found = found.sort_values("date", kind="stable").drop_duplicates(["point", "machine"], keep="last")
+    found = found.sort_values("date", kind="stable").drop_duplicates(["spot", "machine"], keep="last")
     many = next((n for n in (1, 1_000) if len(found) and n * found["cost_per_output"].median() >= 0.1), 1_000_000)
     section = Section(
         f"Cost of {_count(many, 'output')}", ["recipe", "candidate", "machine", "baseline", "here", "point"]
     )
-    words = described(found["point"].unique())
+    words = described(found["spot"].unique())
     keys = ("recipe", "label", "machine")
     listed = found.to_dict("records")
-    listed.sort(key=lambda row: [natural(str(text)) for text in (*(row[key] for key in keys), words[row["point"]])])
+    listed.sort(key=lambda row: [natural(str(text)) for text in (*(row[key] for key in keys), words[row["spot"]])])
     for row in listed[:most]:
         costs = [f"{many * row[f'{prefix}cost_per_output']:.3g}" for prefix in ("baseline_", "")]
-        section.lines.append([row["recipe"][:2], str(row["label"]), row["machine"], *costs, words[row["point"]]])
+        section.lines.append([row["recipe"][:2], str(row["label"]), row["machine"], *costs, words[row["spot"]]])
     if len(found) > most:
         section.notes.append(f"… and {len(found) - most} more; --csv has them all in the column cost_per_output")
     without = sorted(set(compared(rows)["machine"]) - set(found["machine"]))

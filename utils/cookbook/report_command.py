@@ -128,6 +128,7 @@ def check_outputs(files: list[Path], csv: str | None, parquet: Path | None, md: 
 def write(frame, sections, csv: str | None, parquet: Path | None, md: str | None) -> list[str]:
     """Write the files that were asked for. Returns a line for each."""
     notes = []
+    frame = frame.drop(columns="spot")  # for comparing only
     text = "\n\n".join(section.markdown() for section in sections)
     if csv == "-":
         frame.to_csv(sys.stdout, index=False)
@@ -145,7 +146,7 @@ def write(frame, sections, csv: str | None, parquet: Path | None, md: str | None
         if md and md != "-":
             _parent(md)
             Path(md).write_text(text + "\n", encoding="utf-8")
-            notes.append(f"{md}: {len(sections)} tables")
+            notes.append(f"{md}: {len(sections)} table{'s' * (len(sections) != 1)}")
     except OSError as error:
         raise UsageError(f"cannot write {error.filename or csv or parquet or md}: {error.strerror}") from None
     return notes
@@ -160,7 +161,7 @@ def plain(frame):
     import json
 
     made = frame.copy()
-    for name in made.select_dtypes("object").columns:
+    for name in [name for name in made.columns if made[name].dtype == "object"]:
         kinds = {type(value) for value in made[name] if value is not None and value == value}
         if len(kinds) > 1 or list in kinds:
             made[name] = made[name].map(lambda value: None if value is None or value != value else json.dumps(value))
@@ -172,5 +173,5 @@ def adopt_file(file: Path) -> int:
     from .adopt import adopt
     from .cli import recipes
 
-    print(adopt(file, recipes()))
+    print(adopt(file, recipes(), RESULTS))
     return 0

@@ -24,7 +24,7 @@ def latest(rows: pd.DataFrame) -> pd.DataFrame:
     found = compared(rows)
     if not len(found):
         return found
-    return found.sort_values("date", kind="stable").drop_duplicates(["point", "machine"], keep="last")
+    return found.sort_values("date", kind="stable").drop_duplicates(["spot", "machine"], keep="last")
 
 
 def machine_sections(rows: pd.DataFrame) -> list[Section]:
@@ -48,8 +48,8 @@ def _side_by_side(found: pd.DataFrame, machines: list[str]) -> Section:
     section = Section("Machines side by side: mean speed-up, and time against the first", headings)
     valid = found[found["verdict"].isin(VALID) & (found["speedup"] > 0) & (found["median_s"] > 0)]
     for (recipe, label), group in valid.groupby(["recipe", "label"], sort=True):
-        speedups = group.pivot(index="point", columns="machine", values="speedup").reindex(columns=machines).dropna()
-        seconds = group.pivot(index="point", columns="machine", values="median_s").reindex(speedups.index)
+        speedups = group.pivot(index="spot", columns="machine", values="speedup").reindex(columns=machines).dropna()
+        seconds = group.pivot(index="spot", columns="machine", values="median_s").reindex(speedups.index)
         if not len(speedups):
             continue
         cells = [
@@ -83,7 +83,7 @@ def drift(rows: pd.DataFrame) -> tuple[list[dict], int]:
     """
     found = latest(rows)
     flips, looked = [], 0
-    for _, group in found.groupby("point", sort=False) if len(found) else ():
+    for _, group in found.groupby("spot", sort=False) if len(found) else ():
         here = sorted(group.to_dict("records"), key=lambda row: natural(row["machine"]))
         pairs = list(itertools.combinations(here, 2))
         single = [(a, b) for a, b in pairs if (a["device_name"] == b["device_name"]) != (a["torch"] == b["torch"])]
@@ -99,7 +99,7 @@ def unstable(rows: pd.DataFrame) -> int:
     found = compared(rows)
     if not len(found):
         return 0
-    runs = found.groupby(["point", "machine"])["verdict"].unique()
+    runs = found.groupby(["spot", "machine"])["verdict"].unique()
     return sum(any(flipped(a, b) for a, b in itertools.combinations(verdicts, 2)) for verdicts in runs)
 
 
@@ -110,11 +110,11 @@ def drift_section(rows: pd.DataFrame) -> Section:
         f"Drift: {len(flips)} of {looked} verdicts flipped between machines or torch versions",
         ["recipe", "candidate", "from", "to", "point"],
     )
-    words = described([flip["from"]["point"] for flip in flips])
+    words = described([flip["from"]["spot"] for flip in flips])
     for flip in flips:
         a, b = flip["from"], flip["to"]
         other = " †" if a.get("code_hash") != b.get("code_hash") else ""
-        section.lines.append([a["recipe"][:2], f"{a['label']}{other}", _seen(a), _seen(b), words[a["point"]]])
+        section.lines.append([a["recipe"][:2], f"{a['label']}{other}", _seen(a), _seen(b), words[a["spot"]]])
     if any(line[1].endswith("†") for line in section.lines):
         section.notes.append("† the two rows have other code: the code may be the reason")
     if count := unstable(rows):

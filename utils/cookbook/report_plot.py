@@ -104,7 +104,8 @@ def plot(rows: pd.DataFrame, wanted: dict[str, str], file: Path) -> str:
     if len(lines) > MOST_LINES:
         raise ValueError(f"--plot hue={hue}: {len(lines)} lines, at most {MOST_LINES} can be told apart")
     _draw(lines, f"{recipes[0]}: {y} over {x}", x, y, file)
-    return f"{file}: {len(lines)} line{'s' * (len(lines) != 1)}, {left_out} rows not drawn (no valid value)"
+    drawn = f"{len(lines)} line{'s' * (len(lines) != 1)}"
+    return f"{file}: {drawn}, {left_out} row{'s' * (left_out != 1)} not drawn (no valid value)"
 
 
 def _draw(lines: list[Curve], title: str, x: str, y: str, file: Path) -> None:
@@ -121,7 +122,9 @@ def _draw(lines: list[Curve], title: str, x: str, y: str, file: Path) -> None:
             [max(0.0, m - low) for m, low in zip(line.y, line.low, strict=True)],
             [max(0.0, high - m) for m, high in zip(line.y, line.high, strict=True)],
         ]
-        ax.errorbar(at, line.y, errors, marker="o", capsize=3, elinewidth=1.2, label=line.name, linestyle=STYLES[place // 8])
+        ax.errorbar(
+            at, line.y, errors, marker="o", capsize=3, elinewidth=1.2, label=line.name, linestyle=STYLES[place // 8]
+        )
     if not numbers:
         ax.set_xticks(range(len(names)), names)
     if y == "speedup":

@@ -5,7 +5,7 @@ columns of our own beside them:
     file, line       where the row came from
     machine          device and torch version, as short as they are still different
     code             "current", "older" or "unknown": the row's code against the recipe as it is now
-    point            recipe, candidate, baseline, parameters and case as text: equal for what may be compared
+    spot             recipe, candidate, baseline, parameters and case as text: equal for what may be compared
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..rows import SCHEMA_VERSION, VERDICTS, code_hash
 from .notebooks import shown_path
 from .table import card
 
+DONE = "row.json"  # what a sweep leaves of a finished point
 UNFINISHED = object()  # a last line without its end
 NOT_A_POINT = ("param.device", "param.rows")  # where it ran, and where it was written
 
@@ -45,9 +46,7 @@ def row_files(given: Iterable[str | Path]) -> list[Path]:
     found: list[Path] = []
     for item in map(Path, given):
         if item.is_dir():
-            inside = [
-                path for path in sorted(item.rglob("*.json*")) if path.suffix == ".jsonl" or path.name == "row.json"
-            ]
+            inside = sorted(filter(_holds_rows, item.rglob("*.json*")), key=lambda path: (path.name == DONE, path))
             if not inside:
                 raise ValueError(f"{item}: no row file (*.jsonl, row.json) in this folder")
             found += inside
@@ -58,6 +57,11 @@ def row_files(given: Iterable[str | Path]) -> list[Path]:
             near = get_close_matches(str(item), here, n=1, cutoff=0.5)
             raise ValueError(f"no row file {str(item)!r}" + (f"; nearest: {near[0]}" if near else ""))
     return list(dict.fromkeys(path.resolve() for path in found))
+
+
+def _holds_rows(path: Path) -> bool:
+    """Of a point of a sweep only row.json counts: what a failed try left beside it is no result."""
+    return path.name == DONE or (path.suffix == ".jsonl" and path.parent.parent.name != "points")
 
 
 def merge(paths: Iterable[Path], notebooks: Iterable[Path] = ()) -> Merged:
@@ -72,7 +76,7 @@ def merge(paths: Iterable[Path], notebooks: Iterable[Path] = ()) -> Merged:
             if fault := _fault(row):
                 bad.setdefault((shown, fault), []).append(number)
             elif line in seen:
-                twice += 1
+                twice += path.name != DONE  # a sweep has its rows in one file as well
             else:
                 seen.add(line)
                 rows.append(row | {"file": shown, "line": number})
@@ -80,21 +84,34 @@ def merge(paths: Iterable[Path], notebooks: Iterable[Path] = ()) -> Merged:
     return Merged(_with_columns(rows, notebooks), problems, twice)
 
 
+def row_faults(path: Path) -> Iterable[tuple[int, Any, str]]:
+    """(line number, value, what is wrong with it or "") of every line of a row file."""
+    return ((number, row, _fault(row)) for number, _, row in _objects(path))
+
+
 def _objects(path: Path) -> Iterable[tuple[int, bytes, Any]]:
     """(line number, text, value) of every line that is not empty; the value is None where it is damaged."""
     data = path.read_bytes()
-    if path.name == "row.json":  # one file for one point of a sweep: a row, or several
+    if path.name == DONE:  # one file for one point of a sweep: a row, or several
         value = _parsed(data)
         if isinstance(value, dict) and isinstance(value.get("rows"), list):
             value = value["rows"]
         for row in value if isinstance(value, list) else [value]:
-            yield 1, json.dumps(row, ensure_ascii=False).encode(), row
+            yield 1, _identity(row), row
         return
     lines = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
         if line.strip():
             value = _parsed(line)
-            yield number, line.strip(), UNFINISHED if value is None and number == len(lines) else value
+            text = _identity(value) if b'"point":' in line else line.strip()
+            yield number, text, UNFINISHED if value is None and number == len(lines) else value
+
+
+def _identity(row: Any) -> bytes:
+    """The text of a row as it was first written: a sweep adds the key of the point when it collects its rows."""
+    if isinstance(row, dict):
+        row = {name: value for name, value in row.items() if name != "point"}
+    return json.dumps(row, ensure_ascii=False).encode()
 
 
 def _parsed(text: bytes) -> Any:
@@ -147,7 +164,7 @@ def _with_columns(rows: list[dict], notebooks: Iterable[Path]) -> pd.DataFrame:
         now, then = hashes.get(row["recipe"]), row.get("code_hash")
         row["code"] = "unknown" if not (now and then) else "current" if now == then else "older"
         row["machine"] = machines.get(_machine(row)) if row["provenance"] == "measured" else None
-        row["point"] = point_of(row)
+        row["spot"] = spot_of(row)
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["recipe", "provenance"])
 
 
@@ -180,16 +197,16 @@ def _short(names: list[str], *shorter: Callable[[str], str]) -> dict[str, str]:
     return made
 
 
-def point_of(row: dict) -> str:
+def spot_of(row: dict) -> str:
     """Recipe, candidate, baseline, parameters and case as text. The device is left out: it is what is compared."""
     parts = {k: v for k, v in row.items() if k.startswith(("param.", "case.")) and k not in NOT_A_POINT}
     parts |= {k: row.get(k) for k in ("recipe", "label", "baseline_label", "mode", "cache")}
     return json.dumps(parts, sort_keys=True)
 
 
-def described(points: Iterable[str]) -> dict[str, str]:
-    """Each point in words: its case and those parameters that are not the same in all points of the recipe."""
-    parts = {point: json.loads(point) for point in points}
+def described(spots: Iterable[str]) -> dict[str, str]:
+    """Each spot in words: its case and those parameters that are not the same in all spots of the recipe."""
+    parts = {spot: json.loads(spot) for spot in spots}
     values: dict[tuple[str, str], set[str]] = {}
     for fields in parts.values():
         for name in fields:
@@ -199,12 +216,12 @@ def described(points: Iterable[str]) -> dict[str, str]:
             if recipe == fields["recipe"]:
                 seen.add(json.dumps(fields.get(name)))
     made = {}
-    for point, fields in parts.items():
+    for spot, fields in parts.items():
         words = {}  # param.patches and case.patches are one word
         for name, value in fields.items():
             if name.startswith(("case.", "param.")) and len(values[fields["recipe"], name]) > 1:
                 words.setdefault(name.partition(".")[2], f"{name.partition('.')[2]}={value}")
-        made[point] = " ".join(words.values())
+        made[spot] = " ".join(words.values())
     return made
 
 

@@ -1,0 +1,169 @@
+"""Machines side by side, drift, and the curves of a report."""
+
+import pytest
+from test_report import BAD, MEASURED, merged, write
+
+from utils.cookbook import cli
+from utils.cookbook.report_drift import drift, drift_section, flipped, machine_sections
+from utils.cookbook.report_plot import curves, parse_plot, plot
+
+A100 = {"device_name": "NVIDIA A100-SXM4-80GB"}
+OLD = {"torch": "2.9.1+cu128"}
+
+
+def slower(row: dict = MEASURED) -> dict:
+    return row | {"verdict": "slower", "speedup": 0.5, "ci_low": 0.4, "ci_high": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "answer"),
+    [
+        ("faster", "slower", True),
+        ("faster", "equivalent", True),
+        ("faster", "inconclusive", False),
+        ("faster", "faster", False),
+        ("inconclusive", "invalid", True),
+        ("faster", "error", True),
+        ("invalid", "error", False),
+    ],
+)
+def test_what_contradicts(first, second, answer):
+    assert flipped(first, second) is answer is flipped(second, first)
+
+
+def test_a_flip_between_two_versions_of_torch(tmp_path):
+    rows = [MEASURED, slower(MEASURED | OLD), MEASURED | {"case.length": 128}, MEASURED | OLD | {"case.length": 128}]
+    section = drift_section(merged(tmp_path, rows))
+    assert section.title.startswith("Drift: 1 of 2 verdicts flipped")
+    before, after = "H200, 2.9.1: slower 0.50x [0.4, 0.6]", "H200, 2.13.0: faster 2.00x [1.9, 2.1]"
+    assert section.lines == [["01", "fast", before, after, ""]]
+
+
+def test_other_points_are_not_compared(tmp_path):
+    for other in (
+        {"case.length": 128},
+        {"param.size": 16},
+        {"label": "faster"},
+        {"baseline_label": "x"},
+        {"cache": "cold"},
+    ):
+        assert drift(merged(tmp_path, [MEASURED, slower(MEASURED | OLD | other)])) == ([], 0)
+    assert drift(merged(tmp_path, [MEASURED, slower(MEASURED | OLD | {"param.device": "cuda"})]))[1] == 1
+
+
+def test_the_newest_row_of_a_machine_counts_and_contradicting_runs_are_told(tmp_path):
+    later = {"date": "2026-12-01T10:00:00Z", "run_id": "later"}
+    rows = [MEASURED | later, slower(), MEASURED | OLD]
+    section = drift_section(merged(tmp_path, rows))
+    assert section.title.startswith("Drift: 0 of 1") and "1 point got contradicting verdicts" in section.notes[0]
+
+
+def test_pairs_that_differ_in_two_things_count_only_without_better_ones(tmp_path):
+    far = slower(MEASURED | A100 | OLD)
+    flips, looked = drift(merged(tmp_path, [MEASURED, far]))
+    assert (len(flips), looked) == (1, 1)
+    flips, looked = drift(merged(tmp_path, [MEASURED, far, MEASURED | OLD]))
+    assert looked == 2 and [(f["from"]["torch"], f["to"]["device_name"]) for f in flips] == [
+        (OLD["torch"], "NVIDIA H200")
+    ]
+
+
+def test_other_code_is_marked_as_a_possible_reason(tmp_path):
+    section = drift_section(
+        merged(tmp_path, [MEASURED | {"code_hash": "a"}, slower(MEASURED | OLD | {"code_hash": "b"})])
+    )
+    assert section.lines[0][1] == "fast †" and "the code may be the reason" in section.notes[0]
+
+
+def test_side_by_side_uses_only_points_that_all_machines_have(tmp_path):
+    rows = [
+        MEASURED | {"speedup": 2.0, "median_s": 1.0},
+        MEASURED | {"speedup": 50.0, "case.length": 128},
+        MEASURED | A100 | {"speedup": 3.0, "median_s": 1.5},
+        MEASURED | A100 | {"case.length": 256, "verdict": "error", **BAD},
+    ]
+    (section,) = machine_sections(merged(tmp_path, rows))
+    assert section.headings == ["recipe", "points", "A100, 2.13.0", "H200, 2.13.0", "candidate"]
+    assert section.lines == [["01", "1", "3.00x", "2.00x, time 0.67", "fast"]]
+
+
+def test_many_machines_are_several_tables_with_the_first_in_each(tmp_path):
+    rows = [MEASURED | {"device_name": f"NVIDIA H{n}00"} for n in range(1, 6)]
+    found = [section.headings[2:-1] for section in machine_sections(merged(tmp_path, rows))]
+    assert found == [[f"H{n}00, 2.13.0" for n in group] for group in ((1, 2, 3), (1, 4, 5))]
+
+
+def test_machines_without_a_common_point_say_so(tmp_path):
+    (section,) = machine_sections(merged(tmp_path, [MEASURED, MEASURED | A100 | {"case.length": 1}]))
+    assert section.notes == ["no point was measured on all of them"]
+
+
+# ---------------------------------------------------------------------------------------------------- curves
+
+
+def test_a_curve_has_the_interval_of_its_rows(tmp_path):
+    rows = [
+        MEASURED | {"case.length": 1024, "run_id": "b", "speedup": 8.0, "ci_low": 7.0, "ci_high": 9.0},
+        MEASURED | {"case.length": 1024, "run_id": "c", "speedup": 2.0, "ci_low": 1.0, "ci_high": 3.0},
+        MEASURED,
+        MEASURED | {"case.length": 9, "verdict": "invalid", "speedup": 90.0},
+        MEASURED | {"case.length": 9, "verdict": "error", **BAD},
+    ]
+    lines, left_out = curves(merged(tmp_path, rows), "case.length")
+    (line,) = lines
+    assert (line.name, line.x, left_out) == ("fast", [64, 1024], 2)
+    assert line.y == pytest.approx([2.0, 4.0]) and line.low == [1.9, 1.0] and line.high == [2.1, 9.0]
+
+
+def test_other_columns_have_median_and_range(tmp_path):
+    rows = [MEASURED | {"median_s": s, "run_id": str(s)} for s in (0.1, 0.2, 0.9)]
+    ((line,), _) = curves(merged(tmp_path, rows), "case.length", "median_s")
+    assert (line.y, line.low, line.high) == ([0.2], [0.1], [0.9])
+
+
+def test_parse_plot():
+    assert parse_plot("x=a, hue=b") == {"x": "a", "y": "speedup", "hue": "b"}
+
+
+def test_plot_writes_a_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        MEASURED | {"case.length": n, "case.kind": kind, **more}
+        for n in (64, 1024)
+        for kind in "ab"
+        for more in ({}, A100)
+    ]
+    path = write(tmp_path / "rows.jsonl", [*rows, MEASURED | {"verdict": "invalid", "case.kind": "a"}])
+    assert cli.main(["report", str(path), "--plot", "x=length,hue=case.kind", "--png", "new/curve.png"]) == 0
+    assert "new/curve.png: 2 lines, 1 row not drawn" in capsys.readouterr().out
+    assert (tmp_path / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_lines_are_machines_where_there_are_several(tmp_path):
+    frame = merged(tmp_path, [MEASURED, MEASURED | A100])
+    assert plot(frame, parse_plot("x=length"), tmp_path / "a.png").startswith(f"{tmp_path / 'a.png'}: 2 lines, 0 rows")
+
+
+def test_names_on_an_axis(tmp_path):
+    frame = merged(tmp_path, [MEASURED | {"case.kind": kind} for kind in ("b", "a")])
+    ((line,), _) = curves(frame, "case.kind")
+    assert line.x == ["a", "b"]
+    assert "1 line" in plot(frame, parse_plot("x=kind"), tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted", "said"),
+    [
+        (
+            [MEASURED, MEASURED | {"recipe": "02_other"}],
+            "x=length",
+            "rows of 2 recipes have case.length: 01_toy, 02_other",
+        ),
+        ([MEASURED | {"verdict": "invalid"}], "x=length", "no valid row has both case.length and speedup"),
+        ([MEASURED | {"case.n": n} for n in range(30)], "x=length,hue=n", "30 lines, at most 24"),
+    ],
+)
+def test_what_cannot_be_drawn(tmp_path, rows, wanted, said):
+    with pytest.raises(ValueError, match=said):
+        plot(merged(tmp_path, rows), parse_plot(wanted), tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()

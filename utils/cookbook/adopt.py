@@ -1,0 +1,234 @@
+"""`./cookbook report --adopt FILE`: add measured rows to data/results, where compared cells and claims read them.
+
+A file is adopted whole or not at all. Nothing that names a person, a host or a folder gets in, no row gets in twice,
+and what the recipes then say about their claims is derived by executing them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+
+from ..rows import append_rows, code_hash, read_rows
+from .report_rows import row_faults
+from .table import VALID
+
+RESULTS = Path(__file__).resolve().parents[2] / "data" / "results"
+NEEDED = ("run_id", "date", "device", "device_name", "torch", "python", "env_id")
+# Fields that say whose machine it was. Everything else of utils.machine.machine_record may be published.
+PRIVATE = re.compile(r"(.*_)?(host|hostname|host_name|node_name|user|username|user_name|ip_address|cwd|home)")
+VERSIONS = ("driver", "torch", "cuda", "cudnn", "triton", "python", "platform")  # look like addresses, are none
+TRACES = [
+    (re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])"), "HOST"),
+    (re.compile(r"\bfile://"), ""),  # then a plain path, which utils.rows cuts
+    (re.compile(r"(?<=\w):(?=/(?!/))"), ": "),  # host:/folder, and no URL
+    (re.compile(r"\b[A-Za-z]:\\(?:[^\s\\\"']+\\)*"), ""),
+    (re.compile(r"\b[\w.+-]+@(?:[\w-]+(?:\.[\w-]{2,})+|[\w-]+(?=:))"), "USER@HOST"),  # and no matrix product a@b
+    (re.compile(r"\b(?:[\w-]+\.)+(?:internal|local|localdomain|lan|amazonaws\.com)\b"), "HOST"),
+    (re.compile(r"\bip(?:-\d{1,3}){4}\b"), "HOST"),
+]
+
+
+def adopt(
+    file: Path,
+    notebooks: Iterable[Path],
+    results: Path | None = None,
+    verdicts: Callable[[Path], dict[str, str]] | None = None,
+) -> str:
+    """Add the rows of `file` to `results` and return what was done, as lines of text.
+
+    `verdicts(notebook)` gives the verdicts on the notebook's claims once the rows are there (default: execute it).
+    Raises ValueError, one line, when a row cannot be adopted; nothing is written then.
+    """
+    results = results or RESULTS
+    recipes = {path.stem: path for path in notebooks}
+    given = checked_rows(file, recipes)
+    report = []
+    with _held(results):
+        rows, dropped = cleaned(given)
+        fresh = {recipe: _new(rows, recipe, results) for recipe in dict.fromkeys(row["recipe"] for row in rows)}
+        _write({results / f"{recipe}.jsonl": new for recipe, new in fresh.items() if new})
+    for recipe, new in fresh.items():
+        total = sum(row["recipe"] == recipe for row in rows)
+        report.append(_summary(recipe, new, total, recipes[recipe]))
+    if dropped:
+        report.append(f"left out, because it says whose machine it was: {', '.join(sorted(dropped))}")
+    changed = [recipe for recipe, new in fresh.items() if new]
+    for recipe in changed:
+        report += _flips(recipes[recipe], verdicts or executed_verdicts)
+    if changed:
+        numbers = " ".join(recipe[:2] for recipe in changed)
+        report.append(f"the stored outputs are older than the rows now. Next: ./cookbook refresh {numbers}")
+        report.append("then: ./cookbook readme")
+    return "\n".join(report)
+
+
+def checked_rows(file: Path, recipes: dict[str, Path]) -> list[dict]:
+    """The rows of the file. Raises ValueError, one line, naming the lines that cannot be adopted, and why."""
+    if not file.is_file():
+        raise ValueError(f"--adopt {file}: no such file")
+    rows, faults = [], []
+    for number, row, fault in row_faults(file):
+        fault = fault or _refused(row, recipes)
+        if fault:
+            faults.append(f"line {number}: {fault}")
+        else:
+            rows.append(row)
+    if faults:
+        more = f"; and {len(faults) - 3} more lines" if len(faults) > 3 else ""
+        raise ValueError(f"--adopt {file}: nothing was added: {'; '.join(faults[:3])}{more}")
+    if not rows:
+        raise ValueError(f"--adopt {file}: no row in it")
+    return rows
+
+
+def _refused(row: dict, recipes: dict[str, Path]) -> str:
+    """Why a well-formed row cannot be adopted; "" when it can."""
+    if row["provenance"] != "measured":
+        return "a reported row; only measured rows are adopted (utils.rows.reported writes reported ones)"
+    if row.get("source"):
+        return f"source={row['source']!r} in a measured row: what a source reports is no measurement"
+    if row["recipe"] not in recipes:
+        near = get_close_matches(row["recipe"], recipes, n=1, cutoff=0.0)
+        return f"unknown recipe {row['recipe']!r}; nearest: {near[0] if near else 'none'}"
+    for name in NEEDED:
+        if not row.get(name):
+            return f"a measured row without {name}"
+    if row.get("verdict") in VALID and row.get("speedup") is None:
+        return f"verdict={row['verdict']!r} without a speedup"
+    for name, value in row.items():
+        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, list | dict) for v in value)):
+            return f"field {name!r} is nested; rows are flat"
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------- cleaning
+
+
+def cleaned(rows: list[dict]) -> tuple[list[dict], set[str]]:
+    """(the rows as utils.rows would write them, without traces of a person or a place; the fields left out)."""
+    dropped: set[str] = set()
+    made = [_without_traces(row, dropped) for row in rows]
+    with tempfile.TemporaryDirectory() as folder:
+        append_rows(Path(folder, "rows.jsonl"), made)
+        return read_rows(Path(folder, "rows.jsonl")), dropped
+
+
+def _without_traces(row: dict, dropped: set[str]) -> dict:
+    private = {name for name in row if PRIVATE.fullmatch(name.rpartition(".")[2].lower())}
+    dropped |= private
+    private |= {"param.rows"} & set(row)
+    secrets = [str(row[name]) for name in private if len(str(row[name])) > 2]
+    return {name: _clean(name, value, secrets) for name, value in row.items() if name not in private}
+
+
+def _clean(name: str, value, secrets: list[str]):
+    if isinstance(value, list):
+        return [_clean(name, item, secrets) for item in value]
+    if not isinstance(value, str) or name in VERSIONS:
+        return value
+    for pattern, instead in TRACES:
+        value = pattern.sub(instead, value)
+    for secret in secrets:
+        value = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "HOST", value)
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The folder for this adoption alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _new(rows: list[dict], recipe: str, results: Path) -> list[dict]:
+    """The rows of the recipe that its file does not have yet, each once."""
+    path = results / f"{recipe}.jsonl"
+    seen = {_text(row) for row in (read_rows(path) if path.is_file() else [])}
+    new = {_text(row): row for row in rows if row["recipe"] == recipe}
+    return [row for text, row in new.items() if text not in seen]
+
+
+def _text(row: dict) -> str:
+    return json.dumps({name: value for name, value in row.items() if name != "point"}, sort_keys=True)
+
+
+def _write(files: dict[Path, list[dict]]) -> None:
+    """Add rows to every file: all are made beside the old ones first, then renamed over them."""
+    made: list[tuple[Path, Path]] = []
+    try:
+        for path, rows in files.items():
+            part = path.with_name(f".{path.name}.{os.getpid()}")
+            made.append((part, path))
+            if path.exists():
+                shutil.copy2(path, part)
+            append_rows(part, rows)  # synced
+        for part, path in made:
+            os.replace(part, path)
+    finally:
+        for part, _ in made:
+            part.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------------------------------------- what changes
+
+
+def _summary(recipe: str, new: list[dict], total: int, notebook: Path) -> str:
+    text = f"{recipe}: {len(new)} row{'s' * (len(new) != 1)} added"
+    if total > len(new):
+        text += f", {total - len(new)} there already"
+    now = code_hash(notebook)
+    if older := sum(row.get("code_hash") != now for row in new):
+        text += f", {older} measured with older or unknown code (kept, and marked in reports)"
+    return text
+
+
+def _flips(notebook: Path, verdicts: Callable[[Path], dict[str, str]]) -> list[str]:
+    """Which verdicts on claims are other ones now."""
+    from .verdicts import settled_in
+
+    before = {one.id: one.verdict for one in settled_in(notebook)}
+    try:
+        after = verdicts(notebook)
+    except ValueError as error:  # RefreshError: the notebook fails with these rows
+        return [f"{notebook.stem}: its claims could not be derived: {str(error).splitlines()[0]}"]
+    flips = [
+        f"{name}: {before.get(name, 'not settled')} → {after.get(name, 'not settled')}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
+    ]
+    return flips or [f"{notebook.stem}: no verdict on a claim changes"]
+
+
+def executed_verdicts(notebook: Path) -> dict[str, str]:
+    """The verdicts that a fresh execution of the notebook prints: its defaults, on the CPU, nothing stored.
+
+    Raises ValueError (RefreshError) when a cell fails.
+    """
+    import nbformat
+
+    from .notebooks import load
+    from .refresh import execute
+    from .verdicts import settled_in
+
+    nb = execute(load(notebook), notebook)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, notebook.name)
+        copy.write_text(nbformat.writes(nb), encoding="utf-8")
+        return {one.id: one.verdict for one in settled_in(copy)}
