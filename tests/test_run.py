@@ -35,6 +35,8 @@ class Silent:
     def end(self, line):
         self.lines.append(line)
 
+    line = end
+
 
 def run(jobs, out, **options):
     progress = Silent()

@@ -1,8 +1,12 @@
-"""The kernel that `run` gives to papermill: this environment's Python, and nothing left when the driver is killed."""
+"""The kernel that `run` gives to papermill: this environment's Python, and nothing left when the driver is killed.
+
+It is a process of its own, or forked from one that has the imports done (fork_kernel.py).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import sys
@@ -11,25 +15,23 @@ from pathlib import Path
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 
+from .fork_kernel import Forks, register
+from .fork_server import watch
 from .kernels import python_path
 
-# Runs in the kernel's process before anything is imported. A small child in the same process group waits for the
-# driver or the kernel to end, and then ends the group: neither SIGKILL of the driver nor a crash of the kernel
-# leaves a kernel, a compile worker or a subprocess of a cell behind. pidfd needs Linux; elsewhere ipykernel's own
-# look at its parent, once a second, has to do.
-LAUNCHER = """
-import os, select, signal
-kernel = os.getpid()
-if hasattr(os, "pidfd_open") and os.fork() == 0:
-    signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        select.select([os.pidfd_open(int(os.environ["JPY_PARENT_PID"])), os.pidfd_open(kernel)], [], [])
-    except OSError:
-        pass
-    os.killpg(kernel, signal.SIGKILL)
-import runpy
+# Runs in the process of a plain kernel before anything is imported. A forked kernel does the same.
+LAUNCHER = f"""
+{inspect.getsource(watch)}
+import os, runpy
+watch(int(os.environ["JPY_PARENT_PID"]))
 runpy.run_module("ipykernel_launcher", run_name="__main__", alter_sys=True)
 """
+
+
+def kernel_environment(ipython_dir: str | Path) -> dict[str, str]:
+    """The environment of a kernel: figures come inline, and no IPython profile of the user's decides what it prints."""
+    env = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    return env | {"PYTHONPATH": python_path(), "IPYTHONDIR": str(ipython_dir)}
 
 
 class RunKernelManager(AsyncKernelManager):
@@ -37,16 +39,16 @@ class RunKernelManager(AsyncKernelManager):
 
     last_started: RunKernelManager | None = None  # the kernel started last
     stderr_log: Path | None = None  # where that kernel's own stderr goes (a crash report; never a cell's output)
+    forks: Forks | None = None  # where the next kernel is forked; None: a process of its own
 
     @property
     def kernel_spec(self) -> KernelSpec:
         argv = [sys.executable, "-c", LAUNCHER, "-f", "{connection_file}"]
-        return KernelSpec(argv=argv, display_name="this environment", language="python")
+        metadata = register() if self.forks else {}
+        return KernelSpec(argv=argv, display_name="this environment", language="python", metadata=metadata)
 
     async def _async_pre_start_kernel(self, **kw):
-        # Figures come inline, and nothing of the user's own IPython profile decides what a recipe prints.
-        env = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-        env |= {"PYTHONPATH": python_path(), "IPYTHONDIR": str(Path(self.connection_file).parent)}
+        env = kernel_environment(Path(self.connection_file).parent)
         RunKernelManager.last_started = self
         return await super()._async_pre_start_kernel(**kw | {"env": env})
 

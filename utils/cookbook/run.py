@@ -19,7 +19,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -79,7 +79,12 @@ def job_key(job: Job) -> str:
 
 
 def check_jobs(jobs: list[Job]) -> None:
-    """Raises ValueError, one line, for a recipe that cannot report a row, or whose parameters papermill misreads."""
+    """Raises ValueError, one line, for a recipe that cannot report a row, or whose parameters papermill misreads.
+
+    Also for a word in its metadata that asks for an unknown kind of kernel.
+    """
+    from .fork_kernel import asks_for_fresh
+
     for job in jobs:
         if "rows" not in resolved(job.path, {}):
             raise ValueError(f"{job.recipe} declares no parameter 'rows': it could not report a result row")
@@ -87,6 +92,7 @@ def check_jobs(jobs: list[Job]) -> None:
             raise ValueError(
                 f"{job.recipe}: papermill does not read parameter {missed[0]!r}: one `=` a line, plain types"
             )
+        asks_for_fresh(job.path)
 
 
 @contextmanager
@@ -181,27 +187,36 @@ def run_recipes(jobs: list[Job], out: Path, progress, *, fresh: bool = False, ti
     quiet = logging.getLogger("papermill")
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False
+    from .fork_kernel import forked_kernels
+
     outcomes: list[Outcome] = []
+    keys = [job_key(job) for job in jobs]
+    known = [None if fresh else kept(job, out, key) for job, key in zip(jobs, keys, strict=True)]
+    work = [job.path for job, outcome in zip(jobs, known, strict=True) if outcome is None]
     scratch = Path(tempfile.mkdtemp(prefix="run"))
     try:
-        for place, job in enumerate(jobs, 1):
-            key = job_key(job)
-            outcome = None if fresh else kept(job, out, key)
-            if outcome is None:
-                cells = sum(bool(source.strip()) for source, _ in code_cells(job.path)) + 1  # + injected parameters
-                progress.start(job.recipe, f"{place}/{len(jobs)}", cells)
-                outcome = execute(job, out, key, scratch, progress, timeout)
-            outcomes.append(outcome)
-            progress.end(describe(outcome))
-            if outcome.state == "interrupted":
-                raise Interrupted(outcomes)
+        # One notebook alone gains nothing from imports done ahead.
+        with forked_kernels(work, progress.line) if len(work) > 1 else nullcontext():
+            for place, (job, key, outcome) in enumerate(zip(jobs, keys, known, strict=True), 1):
+                if outcome is None:
+                    cells = sum(bool(source.strip()) for source, _ in code_cells(job.path)) + 1  # + injected parameters
+                    progress.start(job.recipe, f"{place}/{len(jobs)}", cells)
+                    outcome = execute(job, out, key, scratch, progress, timeout)
+                outcomes.append(outcome)
+                progress.end(describe(outcome))
+                if outcome.state == "interrupted":
+                    raise Interrupted(outcomes)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return outcomes
 
 
 def execute(job: Job, out: Path, key: str, scratch: Path, progress, timeout: float | None) -> Outcome:
-    """Execute one recipe with papermill. Returns its outcome; the status file says the same, unless interrupted."""
+    """Execute one recipe with papermill. Returns its outcome; the status file says the same, unless interrupted.
+
+    The one place that executes a notebook, for `run` and for the points of a sweep. Its kernel is forked inside
+    `with forked_kernels(...)` (fork_kernel.py), where the notebook allows it, and a new process otherwise.
+    """
     copy, log = out / f"{job.recipe}.ipynb", out / f"{job.recipe}.log"
     rows_file = Path(job.values.get("rows") or out / f"{job.recipe}.rows.jsonl").absolute()
     outcome = Outcome(job.recipe, "failed", path=job.path, copy=copy)
@@ -236,6 +251,7 @@ def _papermill(path: Path, copy: Path, values: dict, log: Path, scratch: Path, p
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
+    from .fork_kernel import forks_for
     from .launch import RunKernelManager, kill_running, last_signal
 
     done, current, limit_reached = 0, ("", 0), threading.Event()
@@ -259,6 +275,7 @@ def _papermill(path: Path, copy: Path, values: dict, log: Path, scratch: Path, p
     if len(str(scratch)) < 80:  # a socket's path holds about 100 bytes
         where_kernels_talk |= {"transport": "ipc", "ip": str(scratch / "ipc")}
     RunKernelManager.stderr_log, RunKernelManager.last_started = log, None
+    RunKernelManager.forks = forks_for(path)
     timer = threading.Timer(timeout, at_limit) if timeout else None
     try:
         if timer:
