@@ -30,7 +30,7 @@ from .parameters import Parameter, convert, declared, nearest
 from .presets import find_preset, load_preset
 
 SWEEPS = Path(__file__).resolve().parents[2] / "data" / "sweeps"
-KEYS = ("recipe", "preset", "parameters", "grid", "points", "retries", "time_limit", "disk_gb")
+KEYS = ("recipe", "preset", "parameters", "grid", "points", "retries", "time_limit", "disk_gb", "show")
 TIME_LIMIT = 3600.0  # seconds: a point that hangs on a rented machine costs an hour, not a night
 
 
@@ -46,6 +46,7 @@ class Spec:
     time_limit: float  # seconds
     preset: str | None
     disk_gb: float | None
+    show: dict[str, Any]  # fields that a row must have to stand for its point
 
     @property
     def name(self) -> str:
@@ -141,6 +142,7 @@ def load_spec(name: str, resolve: Callable[[str], Path], preset: str | None = No
         time_limit=_number(file, top, "time_limit", TIME_LIMIT, above=0),
         preset=preset,
         disk_gb=_number(file, top, "disk_gb", None),
+        show=_show(file, top["show"][1]) if "show" in top else {},
     )
 
 
@@ -237,6 +239,14 @@ def _points(file: _File, node: yaml.Node) -> list[tuple[dict[str, Any], int]]:
     if not node.value:
         raise file.error(node, "points is empty: expected a list such as - {seed: 1}")
     return [(_values(file, item, "points"), _line(item)) for item in node.value]
+
+
+def _show(file: _File, node: yaml.Node) -> dict[str, Any]:
+    pairs = file.pairs(node, "show", "fields of a row (such as case.kind: step)")
+    for name, (_, value) in pairs.items():
+        if not isinstance(value, yaml.ScalarNode):
+            raise file.error(value, f"show: {name}: expected one value, got {_short(file.value(value))}")
+    return {name: file.value(value) for name, (_, value) in pairs.items()}
 
 
 def _refuse_twins(file: _File, points: list[dict], lines: list[int]) -> None:

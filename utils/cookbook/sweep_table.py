@@ -75,6 +75,18 @@ def estimate(
     return textwrap.fill(text + money, WIDTH)
 
 
+def rows_of(spec: Spec, point: Point, rows: list[dict]) -> list[dict]:
+    """The rows that are about the point: those that the spec's `show` asks for, then those of its own case.
+
+    A recipe also writes rows of its losing cases; a row with case.patches = 16 does not stand for patches=64.
+    """
+    about = {f"case.{name}": point.parameters[name] for name in spec.varying}
+    for wanted, absent in ((spec.show, False), (about, True)):
+        fits = [row for row in rows if all((absent and k not in row) or row.get(k) == v for k, v in wanted.items())]
+        rows = fits or rows
+    return rows
+
+
 def results_of(spec: Spec, results: list[Result], out: Path, rows_file: Path, count: int) -> str:
     """What a sweep ends with: a line a point, then its failures, then where the rows are."""
     table = _table(spec, "here", "95 % interval", "same answer?", "verdict", "took")
@@ -82,7 +94,7 @@ def results_of(spec: Spec, results: list[Result], out: Path, rows_file: Path, co
     for result in results:
         cells = [NONE, NONE, NONE, {"failed": "FAILED", "waiting": "not run"}.get(result.state, result.state), NONE]
         if result.state in ("done", "kept") and (done := read_done(result.point)):
-            row, marked = headline(done["rows"])
+            row, marked = headline(rows_of(spec, result.point, done["rows"]))
             shown = speedup_text(row)
             unmarked |= not marked
             low, high = (row or {}).get("ci_low"), (row or {}).get("ci_high")
