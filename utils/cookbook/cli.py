@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from .book_command import book
 from .report_command import Report, report
 from .sweep_command import sweep
 from .usage import UsageError, usage
@@ -263,6 +264,7 @@ def readme(
 
 
 app.command(cls=Report)(report)
+app.command()(book)
 app.command()(sweep)
 
 

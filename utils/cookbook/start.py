@@ -16,6 +16,7 @@ COMMANDS = {
     "test": "everything that CI runs; pytest arguments are passed on",
     "lab": "read and run the notebooks in JupyterLab",
     "report": "rows of many runs and machines as tables, curves and files",
+    "book": "the recipes as a site to read",
     "claims": "what became of each claim of the sources",
     "doctor": "find the cliffs of your own model",
     "bench": "the benchmarks of the helpers themselves",
