@@ -62,12 +62,13 @@ def sweep(
                 print(f"{plan_table(loaded, points)}\n\n{about}")
                 return
             check_disk(folder, len(todo))
-        print(f"{loaded.recipe.stem}, {len(points)} points, {len(points) - len(todo)} done before; {about}", flush=True)
+        before = len(points) - len(todo)
+        print(f"{loaded.name}: {len(points)} points of {loaded.recipe.stem}, {before} done before\n{about}", flush=True)
 
         from .sweep_progress import SweepBars
 
         results = {point.key: Result(point, "waiting" if point in todo else "kept") for point in points}
-        with SweepBars(len(points), len(points) - len(todo), known[0], cells(loaded.recipe)) as progress:
+        with SweepBars(len(points), before, known[0], cells(loaded.recipe)) as progress:
             progress.workers = workers
             try:
                 for point, outcome, tries in run(todo, progress, loaded, cluster):

@@ -6,6 +6,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from .run import Job, Outcome, execute
@@ -31,8 +32,12 @@ def run_local(
     points: list[Point], progress, *, retries: int, time_limit: float
 ) -> Iterator[tuple[Point, Outcome, int]]:
     """(point, outcome, tries) of each point as it ends. Stops after a point that Ctrl-C interrupted."""
-    scratch = Path(tempfile.mkdtemp(prefix="sweep"))
+    from .fork_kernel import forked_kernels
+
+    scratch, kernels = Path(tempfile.mkdtemp(prefix="sweep")), ExitStack()
     try:
+        if len(points) > 1:  # one point alone gains nothing from imports done ahead
+            kernels.enter_context(forked_kernels([point.job.path for point in points], progress.line))
         for point in points:
             progress.start(point)
             outcome, tries = recovered(point), 1
@@ -47,6 +52,7 @@ def run_local(
             if outcome.state == "interrupted":
                 return
     finally:
+        kernels.close()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
