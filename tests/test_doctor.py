@@ -97,6 +97,6 @@ def test_one_line_and_status_2(place, capsys, target, inputs, said):
 def test_the_model_is_as_before(place, capsys, monkeypatch):
     kept = nn.Sequential(nn.Conv2d(3, 8, 4, 4))
     monkeypatch.setattr(
-        "utils.cookbook.doctor._called", lambda target, what: kept if what == "factory" else torch.ones(1, 3, 8, 8)
+        "utils.cookbook.doctor.called", lambda target, what: kept if what == "factory" else torch.ones(1, 3, 8, 8)
     )
     assert run_doctor("a:b", "a:c") == 0 and type(kept[0]) is nn.Conv2d

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from .book_command import book
+from .prescribe_command import prescribe
 from .report_command import Report, report
 from .sweep_command import sweep
 from .usage import UsageError, usage
@@ -266,6 +267,7 @@ def readme(
 app.command(cls=Report)(report)
 app.command()(book)
 app.command()(sweep)
+app.command()(prescribe)
 
 
 def with_root() -> str:

@@ -19,6 +19,7 @@ COMMANDS = {
     "book": "the recipes as a site to read",
     "claims": "what became of each claim of the sources",
     "doctor": "find the cliffs of your own model",
+    "prescribe": "try what makes your own model faster",
     "bench": "the benchmarks of the helpers themselves",
     "machine": "this machine: device, limits, versions",
     "new": "start a recipe from the template",
