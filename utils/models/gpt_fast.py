@@ -1,8 +1,8 @@
-"""One sequence, one token at a time, as fast as the memory can be read: the GPT of `gpt.py`, arranged for the compiler.
+"""One sequence, one token at a time, as fast as memory can be read: the GPT of `gpt.py`, arranged for the compiler.
 
 A token needs every weight once and every cached key and value once, so the floor is bytes over bandwidth. What keeps a
-plain loop far above it is not arithmetic: hundreds of small calls, and products that a library prepares for large
-matrices. Here one token is one compiled function. Recipe 08 climbs there step by step.
+plain loop far above it is not arithmetic: it is hundreds of small calls, and products that a library prepares for large
+matrices. Here one token is one compiled function. Recipe 08 climbs there rung by rung.
 """
 
 from __future__ import annotations
@@ -20,104 +20,104 @@ from . import gpt
 
 HOW = ("eager", "compile", "aot")
 WEIGHTS = ("float", "int8")
-BLOCK = 16  # the cache is read up to a multiple of this many slots: whole vectors of the CPU
+BLOCK = 16  # slots; the cache is read up to the block of the new token, and summed block by block
+STREAMS = 4  # places of a matrix that are read at once
 
 
 class Rows(nn.Module):
     """W x for one vector x: every row of W is read once, multiplied and summed. [in] -> [out]
 
-    `F.linear` would call a library that is made for many vectors; the compiler turns this sum into one loop.
+    `F.linear` would call a library that is made for many vectors; the compiler makes one loop of this sum. The rows are
+    read at four distant places at once: memory answers several questions in the time of one.
     int8: a row is stored as whole numbers from -127 to 127 and one scale.
     """
 
     def __init__(self, weight: Tensor, int8: bool):
         super().__init__()
         scale = weight.abs().amax(1) / 127 if int8 else None
-        self.register_buffer("weight", (weight / scale[:, None]).round().to(torch.int8) if int8 else weight.clone())
+        kept = (weight / scale[:, None]).round().to(torch.int8) if int8 else weight.clone()
+        self.register_buffer("weight", kept.unflatten(0, (STREAMS if len(kept) % STREAMS == 0 else 1, -1)))
         self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.scale is None:
-            return (self.weight * x).sum(-1)
-        return (self.weight.to(x.dtype) * x).sum(-1) * self.scale
+        y = torch.stack([(rows.to(x.dtype) * x).sum(-1) for rows in self.weight.unbind()]).flatten()
+        return y if self.scale is None else y * self.scale
 
 
 def stored(x: Tensor) -> Tensor:
-    """The same x. It asks the compiler to write x to memory once, instead of computing it again in each row's loop."""
+    """The same x. It makes the compiler write x to memory once, not compute it again in the loop of each row."""
     return x.as_strided(x.shape, x.stride())
 
 
 class DecodeLayer(nn.Module):
     """The weights of one layer. Both norms' weights are multiplied into the matrices that follow them."""
 
-    def __init__(self, layer: gpt.Layer, to_halves: Callable[[Tensor], Tensor], int8: bool):
+    def __init__(self, layer: gpt.Layer, int8: bool):
         super().__init__()
-        before, after = layer.attention_norm.weight, layer.feed_forward_norm.weight
-        self.query = Rows(to_halves(layer.query.weight) * before, int8)
-        self.key = Rows(to_halves(layer.key.weight) * before, int8)
-        self.value = Rows(layer.value.weight * before, int8)
+
+        def to_halves(weight: Tensor) -> Tensor:  # rows of each head: 0 2 4 ... 1 3 5 ...
+            return weight.unflatten(0, (layer.heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+        parts = to_halves(layer.query.weight), to_halves(layer.key.weight), layer.value.weight
+        self.query_key_value = Rows(torch.cat(parts) * layer.attention_norm.weight, int8)
         self.out = Rows(layer.out.weight, int8)
-        self.gate = Rows(layer.gate.weight * after, int8)
-        self.up = Rows(layer.up.weight * after, int8)
+        parts = layer.gate.weight, layer.up.weight
+        self.gate_up = Rows(torch.cat(parts) * layer.feed_forward_norm.weight, int8)
         self.down = Rows(layer.down.weight, int8)
 
 
 class DecodeStep(nn.Module):
-    """token [1], position [1], slots [n], keys and values of each layer [H, S, D] -> next token [1], position + 1.
+    """token [1], position [1], slots [n, BLOCK], keys and values of each layer [H, S, D] -> next token, position + 1.
 
-    Writes key and value of the token into slot `position`; attends to slots <= position among the n given ones.
+    Writes key and value of the token into slot `position`; attends to slots <= position among the given ones.
     RoPE pairs are (i, i + D/2): both halves are contiguous, as in Llama, and scores do not change.
     """
 
     def __init__(self, model: gpt.GPT, slots: int, weights: str = "float"):
         super().__init__()
-        config, int8 = model.config, weights == "int8"
+        config = model.config
         self.heads, self.size, self.eps = config.heads, config.head_size, config.norm_eps
-
-        def to_halves(weight: Tensor) -> Tensor:  # rows of each head: 0 2 4 ... 1 3 5 ...
-            return weight.unflatten(0, (config.heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
         self.register_buffer("embedding", model.embedding.weight.clone())
-        self.layers = nn.ModuleList(DecodeLayer(layer, to_halves, int8) for layer in model.layers)
-        self.head = Rows(model.head.weight * model.norm.weight, int8)
+        self.layers = nn.ModuleList(DecodeLayer(layer, weights == "int8") for layer in model.layers)
+        self.head = Rows(model.head.weight * model.norm.weight, weights == "int8")
         cos, sin = gpt.rope_tables(slots, config, model.dtype, model.device)  # [S, D/2]
         self.register_buffer("cos", torch.cat((cos, cos), dim=-1))  # [S, D]
         self.register_buffer("sin", torch.cat((-sin, sin), dim=-1))
 
     def forward(self, token: Tensor, position: Tensor, slots: Tensor, *cache: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.cos[position], self.sin[position]  # [1, D]
-        x = stored(self.embedding[token][0])  # [width]
+        cos, sin, unseen = self.cos[position], self.sin[position], slots > position  # [1, D], [1, D], [n, BLOCK]
+        x = stored(self.embedding[token][0])  # [W]
         for i, layer in enumerate(self.layers):
             keys, values = cache[2 * i], cache[2 * i + 1]  # [H, S, D]
-            norm = self.inverse_norm(x)
-            query = stored(self.rope(layer.query(x) * norm, cos, sin))  # [H, D]
-            keys.index_copy_(1, position, self.rope(layer.key(x) * norm, cos, sin)[:, None])
-            values.index_copy_(1, position, (layer.value(x) * norm).view(self.heads, 1, self.size))
-            read = slots.shape[0]
-            scores = (query[:, None] * keys[:, :read]).sum(-1) * self.size**-0.5  # [H, n]
-            share = stored(scores.masked_fill(slots > position, -torch.inf).softmax(-1))
-            mixed = (share[:, :, None] * values[:, :read]).sum(1).view(-1)  # [width]
-            x = stored(x + layer.out(mixed))
-            norm = self.inverse_norm(x)
-            hidden = stored(F.silu(layer.gate(x) * norm) * (layer.up(x) * norm))
-            x = stored(x + layer.down(hidden))
+            query, key, value = (layer.query_key_value(x) * self.inverse_norm(x)).view(3, self.heads, self.size)
+            query = stored(self.rope(query, cos, sin))
+            keys.index_copy_(1, position, self.rope(key, cos, sin)[:, None])
+            values.index_copy_(1, position, value[:, None])
+            k, v = (kept.unflatten(1, (-1, BLOCK))[:, : slots.shape[0]] for kept in (keys, values))  # [H, n, BLOCK, D]
+            scores = (query[:, None, None] * k).sum(-1) * self.size**-0.5  # [H, n, BLOCK]
+            share = stored(scores.masked_fill(unseen, -torch.inf).flatten(1).softmax(-1))
+            blocks = (share.view_as(scores)[..., None] * v).sum(2)  # [H, n, D]: a block stays near the processor
+            x = stored(x + layer.out(blocks.sum(1).flatten()))
+            gate, up = (layer.gate_up(x) * self.inverse_norm(x)).chunk(2)
+            x = stored(x + layer.down(stored(F.silu(gate) * up)))
         return self.head(x).argmax(-1, keepdim=True), position + 1  # the last norm's scale does not move the maximum
 
     def inverse_norm(self, x: Tensor) -> Tensor:
-        """1 / root mean square: a number, so it can be applied after the product with the matrix."""
+        """1 / root mean square. It is one number, so it can be applied after the product with a matrix."""
         return torch.rsqrt(x.square().mean() + self.eps)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x.view(self.heads, 2, self.size // 2)
-        return (x.flatten(1)) * cos + x.flip(1).flatten(1) * sin  # [H, D]
+        """Turn x [H, D]: (a, b) -> (a cos - b sin, b cos + a sin), where a and b are the halves of each head."""
+        swapped = x.view(self.heads, 2, -1).flip(1).view(self.heads, -1)  # [H, D]
+        return x * cos + swapped * sin
 
 
 class FastGPT:
     """Greedy decoding of one sequence with a preallocated cache of `slots` tokens.
 
-    weights: "float" keeps the model's; "int8" stores them as 8-bit numbers and is lossy. how: "eager", "compile"
-    (torch.compile: compiled at the first token) or "aot" (AOTInductor: compiled here, then called from C++ with next to
-    no overhead). ValueError: an unknown name, or slots below 1.
+    weights: "float" keeps the model's; "int8" stores them in 8 bits and is lossy. how: "eager", "compile"
+    (torch.compile: compiled at the first token) or "aot" (AOTInductor: compiled here, then called with next to no
+    overhead). ValueError: an unknown name, or slots below 1.
     """
 
     def __init__(self, model: gpt.GPT, slots: int, *, weights: str = "float", how: str = "aot"):
@@ -127,49 +127,56 @@ class FastGPT:
         if slots < 1:
             raise ValueError(f"slots is {slots}; expected at least 1")
         self.model, self.slots = model, slots
-        # One block more than is ever read: the compiler then never meets the special case of a full cache.
-        room = -(-slots // BLOCK) * BLOCK + BLOCK
-        config = model.config
-        shape = (config.heads, room, config.head_size)
-        self.cache = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2 * config.layers)]
-        self.all_slots = torch.arange(room, device=model.device)
-        step = DecodeStep(model, room, weights).eval()
-        self.weight_bytes = sum(b.nbytes for part in step.modules() if isinstance(part, Rows) for b in part.buffers())
-        self.step = {"eager": _as_is, "compile": _compiled, "aot": _ahead_of_time}[how](step, self.arguments(0, 0))
+        blocks = max(3, -(-slots // BLOCK)) + 1  # one more than is read: the compiler meets no special case
+        shape = (model.config.heads, blocks * BLOCK, model.config.head_size)
+        place = {"dtype": model.dtype, "device": model.device}
+        self.cache = [torch.zeros(shape, **place) for _ in range(2 * model.config.layers)]
+        self.all_slots = torch.arange(blocks * BLOCK, device=model.device).view(blocks, BLOCK)
+        step = DecodeStep(model, blocks * BLOCK, weights).eval()
+        matrices = [part for part in step.modules() if isinstance(part, Rows)]
+        self.weight_bytes = sum(kept.nbytes for part in matrices for kept in part.buffers())
+        self.step = {"eager": _as_it_is, "compile": _compiled, "aot": _ahead_of_time}[how](step, self.arguments(0, 0))
 
     def arguments(self, token: int, position: int) -> tuple[Tensor, ...]:
         """What `step` takes to process `token` at `position`."""
-        device = self.model.device
-        place = torch.tensor([position], device=device)
-        return torch.tensor([token], device=device), place, self.read_slots(position), *self.cache
+        here = {"device": self.model.device}
+        return torch.tensor([token], **here), torch.tensor([position], **here), self.read_slots(position), *self.cache
 
     def read_slots(self, position: int) -> Tensor:
-        return self.all_slots[: (position // BLOCK + 1) * BLOCK]
+        """The blocks of slots up to that of `position`, [n, BLOCK]; at least two, again to spare a special case."""
+        return self.all_slots[: max(2, position // BLOCK + 1)]
 
     @torch.no_grad()
     def prefill(self, prompt: Sequence[int] | Tensor) -> Tensor:
-        """Store a prompt from slot 0 on, with the model's own weights; the token that follows it, [1]."""
+        """Store a prompt from slot 0 on, with the model's own weights; the token that follows it, [1].
+
+        ValueError before any write: no token, an id out of range, more tokens than slots.
+        """
         tokens = torch.as_tensor(prompt, dtype=torch.int64, device=self.model.device)[None]
-        first = gpt.new_cache(self.model, 1, self.slots)
+        length = tokens.shape[1]
+        if length > self.slots:
+            raise ValueError(f"the prompt has {length} tokens; the cache has {self.slots} slots")
+        first = gpt.new_cache(self.model, 1, max(1, length))
         logits = gpt.prefill(self.model, tokens, first)
         for i, kv in enumerate(first.kv):
-            keys, values = kv[:, 0, :, : first.longest]  # [H, L, D]
-            halves = keys.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)  # pairs (0, 1) -> (i, i + D/2)
-            self.cache[2 * i][:, : first.longest] = halves
-            self.cache[2 * i + 1][:, : first.longest] = values
+            keys, values = kv[:, 0]  # [H, L, D]
+            self.cache[2 * i][:, :length] = keys.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)  # to halves
+            self.cache[2 * i + 1][:, :length] = values
         return logits.argmax(-1)
 
     @torch.no_grad()
     def generate(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> Tensor:
-        """The next `new_tokens` tokens, [new_tokens]. ValueError as in `gpt.generate`, before anything is written."""
+        """The next `new_tokens` tokens, [new_tokens]. ValueError before any write: a negative number, no room."""
         if new_tokens < 0:
             raise ValueError(f"new_tokens is {new_tokens}; expected 0 or more")
-        need = len(prompt) + max(new_tokens - 1, 0)
-        if need > self.slots:
-            raise ValueError(f"{len(prompt)} prompt tokens and {new_tokens} new ones need {need} slots; {self.slots}")
-        token, position = self.prefill(prompt), torch.tensor([len(prompt)], device=self.model.device)
+        length = len(prompt)
+        last = length + max(new_tokens - 1, 0)
+        if last > self.slots:
+            wanted = f"{length} prompt tokens and {new_tokens} new ones need {last} slots"
+            raise ValueError(f"{wanted}; the cache has {self.slots}")
+        token, position = self.prefill(prompt), torch.tensor([length], device=self.model.device)
         made = [token]
-        for place in range(len(prompt), need):
+        for place in range(length, last):
             token, position = self.step(token, position, self.read_slots(place), *self.cache)
             made.append(token)
         return torch.cat(made)[:new_tokens]
@@ -180,7 +187,7 @@ class FastGPT:
         return self.weight_bytes + cached
 
 
-def _as_is(step: DecodeStep, example: tuple[Tensor, ...]) -> Callable:
+def _as_it_is(step: DecodeStep, example: tuple[Tensor, ...]) -> Callable:
     return step
 
 
@@ -188,7 +195,7 @@ def _compiled(step: DecodeStep, example: tuple[Tensor, ...]) -> Callable:
     run = torch.compile(step)
 
     def call(token: Tensor, position: Tensor, slots: Tensor, *cache: Tensor):
-        torch._dynamo.mark_dynamic(slots, 0)  # one graph for every number of slots
+        torch._dynamo.mark_dynamic(slots, 0)  # one graph for every number of blocks
         return run(token, position, slots, *cache)
 
     return call
@@ -196,11 +203,12 @@ def _compiled(step: DecodeStep, example: tuple[Tensor, ...]) -> Callable:
 
 def _ahead_of_time(step: DecodeStep, example: tuple[Tensor, ...]) -> Callable:
     token, position, slots, *cache = example
-    read = torch.export.Dim("read", min=2, max=cache[0].shape[1] - 1)
-    shapes = {"token": None, "position": None, "slots": {0: read}, "cache": (None,) * len(cache)}
+    blocks = torch.export.Dim("blocks", min=2, max=cache[0].shape[1] // BLOCK - 1)
+    shapes = {"token": None, "position": None, "slots": {0: blocks}, "cache": (None,) * len(cache)}
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder, torch.no_grad():
         warnings.simplefilter("ignore")  # torch's own notes on its export
         program = torch.export.export(step, (token, position, slots, *cache), dynamic_shapes=shapes)
         package = torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / "step.pt2"))
         run = torch._inductor.aoti_load_package(package)
-    return run
+    flat = getattr(getattr(run, "loader", None), "boxed_run", None)  # the same call, without unpacking its arguments
+    return run if flat is None else lambda *arguments: flat(list(arguments))
