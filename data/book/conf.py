@@ -17,6 +17,7 @@ myst_heading_anchors = 3
 html_math_renderer = "mathml"
 
 html_theme = "sphinx_book_theme"
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system has it
 html_theme_options = {
     "show_navbar_depth": 1,
     "show_toc_level": 2,

@@ -47,6 +47,8 @@ def build(out: Path, notebooks: Iterable[Path], root: Path = ROOT) -> int:
         )
         if done.returncode:
             raise BookError((done.stderr or done.stdout).replace(f"{source}/", "").strip())
+        for template in (made / "_static").glob("*.html"):  # the themes leave sources of theirs there
+            template.unlink()
         pages = len(list(made.rglob("*.html")))
         (made / MARK).write_text(json.dumps({"written_by": "cookbook book", "pages": pages}), encoding="utf-8")
         _replace(made, out)
@@ -199,7 +201,7 @@ def claims_page(notebooks: list[Path]) -> str:
     by_recipe: dict[str, list] = {}
     for claim, settled in all_claims(notebooks):
         by_recipe.setdefault(claim.recipe, []).append((claim, settled))
-    for recipe, found in by_recipe.items():
+    for recipe, found in sorted(by_recipe.items()):
         page = f" ([open the recipe](notebooks/{recipe}.ipynb))" if recipe in titles else ""
         parts += [f"## {titles.get(recipe, recipe)}", "", claims_text_of(recipe, notebooks) + page, ""]
         parts += [":::{table}", ":class: wide", "", "| claim | verdict | statement and evidence |", "|---|---|---|"]
