@@ -203,7 +203,7 @@ def test_links_to_what_is_no_page_become_names():
     )
     assert local_links(text, "notebooks", pages) == (
         "[g](../GLOSSARY.md) [next](08_kv_cache.ipynb) `x` `data/results` "
-        "[web](https://a.b) [there](#part) [readme](../guide.md)\n```\n[code](../utils/y.py)\n```\n"
+        "[web](https://a.b) [there](#part) [readme](../index.md)\n```\n[code](../utils/y.py)\n```\n"
     )
 
 
@@ -225,7 +225,8 @@ def test_parameters_of_every_recipe_are_a_command_that_keeps_their_types():
                 given |= yaml.safe_load(rest.pop(0))
             else:
                 assert option == "-p"
-                given[rest.pop(0)] = rest.pop(0)
+                name = rest.pop(0)
+                given[name] = rest.pop(0)
         assert set(given) == set(declared(path)) - {"rows"}
         validate(path, given)
         for name in given:

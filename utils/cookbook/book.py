@@ -26,7 +26,7 @@ from .verdicts import VERDICTS, all_claims
 ASSETS = ROOT / "data" / "book"
 MARK = "book.json"  # in a folder that this command wrote, and may write again
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
-PAGES = ("GLOSSARY.md", "README.ko.md")  # pages of the repository that are pages of the book
+PAGES = {"GLOSSARY.md": "Glossary", "README.ko.md": "한국어"}  # pages of the repository that are pages of the book
 
 
 class BookError(Exception):
@@ -124,7 +124,7 @@ def local_links(text: str, folder: str, pages: set[str]) -> str:
         if target in pages:
             return found[0]
         if target == "README.md":
-            return f"[{found[1]}]({'../' if folder else ''}guide.md)"
+            return f"[{found[1]}]({'../' if folder else ''}index.md)"
         return found[1] if "`" in found[1] else f"`{found[1]}`"
 
     parts = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)  # code stays as it is
@@ -135,7 +135,7 @@ def index(readme: dict[str, str], notebooks: list[Path], pages: set[str]) -> str
     """The landing page: what it is, the reading path, the results, the claims in numbers."""
     toctree = ["```{toctree}", ":hidden:", ":caption: Recipes", "", *(f"notebooks/{path.stem}" for path in notebooks)]
     more = ["```{toctree}", ":hidden:", ":caption: More", "", "claims", "guide"]
-    more += [page.removesuffix(".md") for page in PAGES if page in pages]
+    more += [f"{name} <{page.removesuffix('.md')}>" for page, name in PAGES.items() if page in pages]
     results = results_markdown(notebooks)
     return "\n".join(
         [
