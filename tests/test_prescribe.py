@@ -287,13 +287,22 @@ def read_inductor():
     return torch._inductor.config.freezing
 
 
+def precisions():
+    """The newer options behind torch.set_float32_matmul_precision, where this torch has them."""
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.cudnn.conv
+    return [getattr(backend, "fp32_precision", None) for backend in backends]
+
+
+def set_by_name(value):
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        torch.backends.cuda.matmul.fp32_precision = value
+
+
 SWITCHED = {
     "threads": (torch.get_num_threads, lambda: torch.set_num_threads(1)),
     "matmul precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("high")),
-    "fp32_precision": (
-        lambda: getattr(torch.backends.cuda.matmul, "fp32_precision", None),
-        lambda: torch.set_float32_matmul_precision("high"),
-    ),
+    "fp32_precision": (precisions, lambda: torch.set_float32_matmul_precision("high")),
+    "fp32_precision, set by name": (precisions, lambda: set_by_name("tf32")),
     "cudnn.benchmark": (
         lambda: torch.backends.cudnn.benchmark,
         lambda: setattr(torch.backends.cudnn, "benchmark", True),
@@ -366,6 +375,20 @@ def test_what_the_steps_turn_is_undone(monkeypatch, fails):
     else:
         assert "1 thread" in prescribe(factory, image).kept
     assert 1 in seen and torch.get_num_threads() == before == 2
+
+
+@pytest.mark.parametrize("before", ["none", "tf32"])
+def test_the_newer_options_of_precision_are_as_before(monkeypatch, before):
+    """Where they were never set, and where they were: then torch refuses the older question."""
+    Table().install(monkeypatch)
+    first = precisions()
+    try:
+        set_by_name(before)
+        wanted = precisions()
+        prescribe(factory, image, skip="torch.compile")
+        assert precisions() == wanted
+    finally:
+        set_by_name(first[0])
 
 
 def test_the_models_of_the_user_keep_mode_class_and_weights(monkeypatch):

@@ -45,7 +45,7 @@ def cuda(monkeypatch):
         ("TF32", nn.Linear(8, 8).half(), "not applicable: the model has no float32 weights (float16)"),
         ("BF16", nn.Linear(8, 8).bfloat16(), "not applicable: the model has no float32 weights (bfloat16)"),
         ("FP16", nn.Linear(8, 8), "not applicable: CPUs compute float16"),
-        ("SDPA", nn.Linear(8, 8), "not applicable: no set_attn_implementation"),
+        ("SDPA", nn.Linear(8, 8), "not applicable: no attention of transformers"),
         ("linearize", nn.Conv2d(8, 8, 2, 2), ""),
         ("channels_last", nn.ConvTranspose2d(8, 8, 2), ""),
         ("BF16", nn.Linear(8, 8), ""),

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from .cost import peak_memory
-from .equivalence import Equivalence
+from .equivalence import Equivalence, check_equivalence
 from .prescribe_checks import check_controls, signal_to_noise
 from .prescribe_code import Stack, Step, execute, source, switches_of, target_of, with_step
 from .prescribe_code import model_code as code_of_model
@@ -44,8 +44,8 @@ def prescribe(
     allow_lossy: bool = False,
     lossy: Callable[[Any, Any], Equivalence] | None = None,
     skip: Collection[str] = (),
-    replicates: int = 4,
-    min_run_time: float = 0.4,
+    replicates: int = 5,
+    min_run_time: float = 0.6,
     min_effect: float = 0.02,
     rtol: float | None = None,
     atol: float | None = None,
@@ -79,6 +79,10 @@ def prescribe(
         raise PrescribeError(f"lossy={lossy!r} is no check; expected utils.equivalence.declared_lossy(...)")
     if replicates < 1 or not min_run_time > 0:
         raise PrescribeError(f"replicates={replicates}, min_run_time={min_run_time}; expected 1 or more, and above 0")
+    try:
+        check_equivalence(torch.ones(1), torch.ones(1), rtol=rtol, atol=atol)
+    except (TypeError, ValueError) as problem:
+        raise PrescribeError(str(problem)) from problem
     with everything_undone():
         subject = Subject(factory, make_inputs, seed)
         model, args, kwargs = subject.checked()
@@ -159,8 +163,9 @@ class _Bench:
         row = replace(row, verdict=on_best.verdict, reason=_why(on_best), on_best=on_best)
         if on_best.verdict in ("invalid", "error"):
             return row
-        row = replace(row, setup_s=self.setups.get(larger), pays=self._pays(on_best, larger, stack))
+        row = replace(row, setup_s=self.setups.get(larger))
         if on_best.verdict == "faster":
+            row = replace(row, pays=self._pays(on_best, larger, stack))
             if stack:
                 self._say(f"{step.name}: in total")
             total = self._compared(PLAIN, larger)
@@ -292,7 +297,7 @@ def _why(row: ComparisonRow) -> str:
     if row.verdict == "invalid" and row.equivalence is not None:
         return row.equivalence.reason
     if row.verdict == "inconclusive":
-        return "; ".join(row.warnings)
+        return "; ".join(text.partition(": ")[2] or text for text in row.warnings)
     return row.error or ""
 
 

@@ -80,8 +80,7 @@ def check_controls(
         dtypes.update(tensor.dtype for tensor in guards.tensors(output))
         return output
 
-    with torch.inference_mode():
-        builder((), seen)()(*make_inputs(0))
+    builder((), seen)()(*make_inputs(0))
     share = OFF["half"] if dtypes & {torch.float16, torch.bfloat16} else OFF["exact"]
     wrong = {
         f"{share:.0%} off": lambda output: scaled(output, share),
@@ -106,6 +105,9 @@ def check_controls(
         raise PrescribeError(f"the model cannot be compared: {problem}") from problem
     except (TypeError, ValueError) as problem:  # a tolerance, a number of replicates
         raise PrescribeError(" ".join(str(problem).split())) from problem
+    for row in found:
+        if row.verdict == "error":
+            raise PrescribeError(f"the model cannot be compared: {row.error}")
     missed = [row.label for row in found if row.verdict != "invalid"]
     exact = [name for name in missed if not name.endswith("lossy")]
     if exact:

@@ -15,6 +15,7 @@ from .dynamic_range import audit
 from .linearize import linearize, restore
 from .machine import has_compiler, has_triton
 from .prescribe_code import Stack, Step
+from .prescribe_switches import matmul_precision
 
 PACKAGE = __package__  # "utils", or the name that a team gave the folder
 NOT_APPLICABLE, NOT_MEASURABLE, NOT_TRIED = "not applicable", "not measurable here", "not tried"
@@ -93,7 +94,7 @@ def _sdpa(facts: Facts) -> Trial:
         return step, ""
     if fused:
         return step, f"{NOT_APPLICABLE}: the model uses it already"
-    return step, f"{NOT_APPLICABLE}: no set_attn_implementation and no diffusers processors to change"
+    return step, f"{NOT_APPLICABLE}: no attention of transformers or diffusers"
 
 
 def _outermost(model: nn.Module, method: str) -> list[tuple[str, nn.Module]]:
@@ -150,7 +151,7 @@ def _needs_cuda(facts: Facts) -> str:
         return ""
     if torch.cuda.is_available():
         return f"{NOT_APPLICABLE}: the model is on {facts.device}; let the factory build it on cuda"
-    return f"{NOT_MEASURABLE}: needs an NVIDIA GPU; run this there, with a model built on cuda"
+    return f"{NOT_MEASURABLE}: needs an NVIDIA GPU"
 
 
 def _lossy(facts: Facts) -> str:
@@ -171,6 +172,8 @@ def _tf32(facts: Facts) -> Trial:
     reason = _weights_are(facts) or _needs_cuda(facts) or _lossy(facts)
     if not reason and torch.cuda.get_device_capability(facts.device) < (8, 0):
         reason = f"{NOT_APPLICABLE}: this GPU has no TF32 (Ampere and later have)"
+    if not reason and matmul_precision() != "highest":
+        reason = f"{NOT_APPLICABLE}: float32 products are set to less than full precision already"
     return step, reason
 
 

@@ -29,10 +29,18 @@ class Switch:
     line: str
 
 
+def matmul_precision() -> str | None:
+    """None where it was set through the newer `fp32_precision`: torch then refuses to answer the older question."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
 SWITCHES = {
     "threads": Switch(torch.get_num_threads, torch.set_num_threads, "torch.set_num_threads({!r})"),
     "float32 products": Switch(
-        torch.get_float32_matmul_precision,
+        matmul_precision,
         torch.set_float32_matmul_precision,
         'torch.set_float32_matmul_precision("{}")',
     ),
@@ -45,10 +53,10 @@ SWITCHES = {
 
 
 def turn(values: Mapping[str, Any]) -> None:
-    """Set the switches that have another value."""
+    """Set the switches that have another value; None: it could not be read, so it is left alone."""
     for name, value in values.items():
         switch = SWITCHES[name]
-        if switch.get() != value:
+        if value is not None and switch.get() != value:
             switch.set(value)
 
 
@@ -65,6 +73,7 @@ def everything_undone() -> Iterator[None]:
     try:
         with ExitStack() as stack:
             stack.enter_context(_attributes_kept())
+            stack.callback(turn, switches)  # before the attributes: it writes into some of them
             stack.enter_context(scoped_config())
             stack.enter_context(_limits_kept())
             stack.enter_context(_empty_compile_caches())
@@ -72,7 +81,6 @@ def everything_undone() -> Iterator[None]:
             stack.enter_context(torch.enable_grad())
             yield
     finally:
-        turn(switches)
         torch.set_grad_enabled(grad)
         torch.set_default_dtype(dtype)
         torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
