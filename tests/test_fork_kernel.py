@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from toy_recipes import toy
 
-from utils.cookbook import fork_kernel
+from utils.cookbook import fork_kernel, launch
 from utils.cookbook import run as run_module
 from utils.cookbook.fork_kernel import Forks, asks_for_fresh, default_forks, forked_kernels, forks_for
 from utils.cookbook.kernels import scratch_folder
@@ -103,7 +103,9 @@ def three(tmp_path_factory):
     folder = tmp_path_factory.mktemp("three")
     paths = [toy(folder, name, ("", LOOK)) for name in ("01_a", "02_b", "03_c")]
     ask_for_fresh(paths[1])
-    outcomes, texts, lines = run(paths, folder / "out")
+    with pytest.MonkeyPatch.context() as patch:  # the kernels' folder may also be the first of PYTHONPATH
+        patch.setattr(launch, "python_path", lambda: os.pathsep.join([str(folder), str(ROOT)]))
+        outcomes, texts, lines = run(paths, folder / "out")
     assert [outcome.state for outcome in outcomes] == ["done"] * 3 and lines == []
     return [text.strip().split("|") for text in texts]
 
@@ -130,6 +132,7 @@ STATE = """\
 import json, os, random, sys, threading
 import numpy as np
 import torch
+import matplotlib.pyplot as plt
 state = {"leaks": ["leaked" in globals(), os.environ.get("LEAKED"), "leaked" in sys.modules, torch.get_num_threads()],
          "dtype": str(torch.get_default_dtype()), "cuda": torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()}
 state["random"] = [random.random(), np.random.rand(), torch.rand(1).item(), torch.initial_seed()]
@@ -139,12 +142,15 @@ print(json.dumps(state) + "|" + str(os.getppid()))
 leaked, os.environ["LEAKED"], sys.modules["leaked"] = 1, "1", os
 torch.set_num_threads(torch.get_num_threads() + 1), torch.set_default_dtype(torch.float64)
 random.seed(0), np.random.seed(0), torch.manual_seed(0)
+plt.plot([1, 2])
+plt.show()
 """
 
 
 def test_nothing_of_a_kernel_reaches_the_next_and_each_draws_its_own_numbers(tmp_path):
-    _, texts, lines = run([toy(tmp_path, name, ("", STATE)) for name in ("01_a", "02_b")], tmp_path / "out")
+    outcomes, texts, lines = run([toy(tmp_path, name, ("", STATE)) for name in ("01_a", "02_b")], tmp_path / "out")
     assert lines == []
+    assert all('"image/png"' in outcome.copy.read_text() for outcome in outcomes)  # matplotlib draws inline
     (first, parent), (second, same_parent) = (text.strip().split("|") for text in texts)
     first, second = json.loads(first), json.loads(second)
     assert parent == same_parent != str(os.getpid())  # both were forked, from one server
@@ -400,6 +406,14 @@ def test_another_environment_gets_another_server(monkeypatch):
 
 
 def test_only_imports_that_come_before_anything_else_are_done_ahead(tmp_path):
+    figures = ("", "from utils.figures import axes")
+    assert leading_imports(toy(tmp_path, "03_toy", figures))[:5] == [
+        "utils",
+        "utils.figures",
+        "matplotlib",
+        "matplotlib.pyplot",
+        "utils.figures.axes",
+    ]
     path = toy(
         tmp_path,
         "01_toy",

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from .parameters import code_cells
 
+# Imported by a helper not when it is imported but when it draws, as every recipe has it do.
+ALONG = {f"{__package__.partition('.')[0]}.figures": ["matplotlib", "matplotlib.pyplot"]}
+
 
 def leading_imports(path: Path) -> list[str]:
     """Dotted names that the notebook imports before it does anything else, in order: "torch", "torch.nn", ...
@@ -57,6 +60,8 @@ def prefixes(name: str) -> list[str]:
 
 
 def own_names_out(names: list[str], folder: Path) -> list[str]:
+    """`names` and what comes along with them, once each, without what `folder` has itself."""
+    names = [part for name in names for part in (name, *ALONG.get(name, []))]
     tops = {name.partition(".")[0] for name in names}
     own = {top for top in tops if (folder / top).is_dir() or (folder / f"{top}.py").exists()}
     return [name for name in dict.fromkeys(names) if name.partition(".")[0] not in own]
