@@ -272,10 +272,25 @@ def test_a_row_file_of_something_else_is_not_a_done_point(place, no_kernel):
     one.write_text(one.read_text()[:-20])
     two.write_bytes(three.read_bytes())
     assert sweep() == 0 and len(no_kernel) == 12  # the status files of run still know both
+    assert sorted(row["speedup"] for row in rows_in()) == sorted([2.0 + seed for seed in range(6)] * 2)
     for path in (one, two):
         path.write_text("{}")
         (path.parent / "01_toy.status.json").unlink()
     assert sweep() == 0 and len(no_kernel) == 14 and len(rows_in()) == 12
+
+
+def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "row.json"
+    sweep_points.write_whole(path, b"old")
+
+    def killed(part, target):
+        assert part.read_bytes() == b"new" and target.read_bytes() == b"old"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sweep_points.write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
 
 
 def test_dry_run_shows_keys_what_is_done_and_what_is_left(place, no_kernel, capsys, monkeypatch):

@@ -121,6 +121,33 @@ def test_a_failing_point_and_a_node_of_another_code(tmp_path, cluster, monkeypat
         pass
 
 
+def test_a_point_has_its_gpu_or_its_whole_node_to_itself(monkeypatch):
+    from types import SimpleNamespace
+
+    from utils.cookbook.sweep_ray import Cluster, Node
+
+    monkeypatch.delenv("COOKBOOK_DEVICE", raising=False)
+    cluster = object.__new__(Cluster)
+    cluster.nodes = {"a": Node("a", "a", gpus=2, cpus=8), "b": Node("b", "b", gpus=0, cpus=8)}
+    point = {name: SimpleNamespace(parameters={"device": name}, label=name) for name in ("auto", "cuda", "cpu")}
+    assert [cluster.wants_gpu(point[name]) for name in ("auto", "cuda", "cpu")] == [True, True, False]
+    assert cluster.check([point["auto"]]) == 2 and cluster.check([point["cpu"]]) == 2
+    a, b = cluster.nodes.values()
+    assert cluster.free_node(point["cuda"]) is a and cluster.free_node(point["cpu"]) is a
+    a.running = 1  # one of two GPUs
+    assert cluster.free_node(point["cuda"]) is a and cluster.free_node(point["cpu"]) is b
+    a.running = 2
+    assert cluster.free_node(point["cuda"]) is None
+    a.running, a.whole = 1, True  # a CPU point
+    assert cluster.free_node(point["cuda"]) is None and cluster.free_node(point["cpu"]) is b
+    b.running = 1
+    assert cluster.free_node(point["cpu"]) is None
+    monkeypatch.setenv("COOKBOOK_DEVICE", "cpu")
+    assert not cluster.wants_gpu(point["auto"])
+    with pytest.raises(ValueError, match="device 'cuda:1': with --engine ray a point sees one GPU"):
+        cluster.check([SimpleNamespace(parameters={"device": "cuda:1"}, label="")])
+
+
 @pytest.mark.parametrize(
     ("address", "said"),
     [

@@ -61,7 +61,10 @@ WRONG = [
     ("recipe: 1\npoints:\n  - seed: 1\n  - {sede: 1}", "line 4: 01_toy has no parameter 'sede'; nearest: seed"),
     ("recipe: 1\nparameters: {sede: 1}\ngrid: {seed: [1]}", "line 2: 01_toy has no parameter 'sede'"),
     ("recipe: 1\ngrid:\n  seed:\n    - 1\n    - two", "line 5: 01_toy: parameter 'seed' is int, got 'two' (for"),
-    ("recipe: 1\ngrid:\n  sizes: [1, 2]", "line 3: 01_toy: parameter 'sizes' is list[int], got 1 (for example [1, 2])"),
+    (
+        "recipe: 1\ngrid:\n  sizes: [1, 2]",
+        "line 3: 01_toy: parameter 'sizes' is list[int], got 1 (for example [1, 2]); a grid of",
+    ),
     ("recipe: 1\npoints:\n  - {seed: 1.5}", "line 3: 01_toy: parameter 'seed' is int, got 1.5"),
     (
         "recipe: 1\nparameters: {fast: maybe}\ngrid: {seed: [1]}",

@@ -21,10 +21,9 @@ def run_tries(
     quiet_papermill()
     for number in range(1, retries + 2):
         outcome = execute(job, folder, key, scratch, progress, time_limit)
-        if outcome.state == "failed":
-            write_log(folder, outcome, number, retries + 1)
-        if outcome.state != "failed" or number > retries:
+        if outcome.state != "failed":
             break
+        write_log(folder, outcome, number, retries + 1)
     return outcome, number
 
 

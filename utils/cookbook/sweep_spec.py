@@ -188,14 +188,16 @@ def _known(file: _File, key: yaml.Node, name: str) -> Parameter:
     return file.parameters[name]
 
 
-def _checked(file: _File, node: yaml.Node, parameter: Parameter) -> Any:
-    """The value at a node, with the type that the recipe declares."""
+def _checked(file: _File, node: yaml.Node, parameter: Parameter, hint: str = "") -> Any:
+    """The value at a node, with the type that the recipe declares. `hint` ends the error."""
     value = file.value(node)
     try:
         return convert(value, parameter.type)
     except ValueError:
         kind, example = parameter.type, _short(parameter.default)
-        text = f"{file.recipe}: parameter {parameter.name!r} is {kind}, got {_short(value)} (for example {example})"
+        text = (
+            f"{file.recipe}: parameter {parameter.name!r} is {kind}, got {_short(value)} (for example {example}){hint}"
+        )
         raise file.error(node, text) from None
 
 
@@ -215,9 +217,11 @@ def _grid(file: _File, node: yaml.Node, fixed: dict) -> dict[str, list[tuple[Any
             raise file.error(values, f"grid: {name}: expected a list of values, got {_short(file.value(values))}")
         if not values.value:
             raise file.error(values, f"grid: {name} has no values: the grid is empty")
+        lists = parameter.type.startswith(("list", "tuple"))
+        hint = "; a grid of lists is a list of lists, such as [[1], [2, 3]]" if lists else ""
         grid[name] = []
         for item in values.value:
-            value = _checked(file, item, parameter)
+            value = _checked(file, item, parameter, hint)
             if any(_identity(value) == _identity(other) for other, _ in grid[name]):
                 raise file.error(item, f"grid: {name}: {_short(value)} is there twice")
             grid[name].append((value, _line(item)))
