@@ -87,7 +87,9 @@ def test_a_sweep_ends_with_one_row_file_and_a_table(place, no_kernel, capsys):
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "5 False 7.00x — yes faster —" in " ".join(out.split())
-    assert out.endswith("12 points: 12 done, 0 failed\n12 rows: out/rows.jsonl\n")
+    assert out.endswith(
+        "12 points: 12 done, 0 failed\n12 rows: out/rows.jsonl\nnext: ./cookbook report out/rows.jsonl\n"
+    )
     rows = rows_in()
     assert [row["speedup"] for row in rows] == [2.0 + seed for seed in range(6) for _ in range(2)]
     assert len({row["point"] for row in rows}) == 12
@@ -105,7 +107,8 @@ def test_a_finished_sweep_runs_nothing_and_imports_little(place, no_kernel, caps
     )
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout.endswith("12 points: 12 done (12 before), 0 failed\n12 rows: out/rows.jsonl\n0 []\n"), done
+    assert "12 points: 12 done (12 before), 0 failed\n12 rows: out/rows.jsonl\n" in done.stdout, done
+    assert done.stdout.endswith("\n0 []\n"), done
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == files
     assert len(no_kernel) == 12
 
@@ -123,7 +126,7 @@ def test_a_point_that_always_fails_keeps_its_notebook_and_log_and_stops_nobody(p
         "  cell [2], tag `check`: AssertionError: three and slow\n"
         f"  {failed}/ has 01_toy.ipynb and log.txt\n\n"
         "12 points: 11 done, 1 failed: the same command tries them again\n"
-        "11 rows: out/rows.jsonl\n"
+        "11 rows: out/rows.jsonl\nnext: ./cookbook report out/rows.jsonl\n"
     )
     log = (failed / "log.txt").read_text()
     assert "try 1 of 3" in log and "try 3 of 3: cell [2], tag `check`: AssertionError: three and slow" in log

@@ -67,6 +67,7 @@ def sweep(
 
         from .sweep_progress import SweepBars
 
+        interrupted = False
         results = {point.key: Result(point, "waiting" if point in todo else "kept") for point in points}
         with SweepBars(len(points), before, known[0], cells(loaded.recipe)) as progress:
             progress.workers = workers
@@ -80,10 +81,11 @@ def sweep(
                     results[point.key] = Result(point, outcome.state, outcome, tries)
                     progress.end(point, outcome)
             except KeyboardInterrupt:
-                pass
+                interrupted = True
         print(results_of(loaded, list(results.values()), folder, *write_rows(folder, points)))
         states = [result.state for result in results.values()]
-    raise typer.Exit(130 if {"waiting", "interrupted"} & set(states) else 1 if "failed" in states else 0)
+    interrupted |= "interrupted" in states
+    raise typer.Exit(130 if interrupted else 1 if {"failed", "waiting"} & set(states) else 0)
 
 
 def run(todo, progress, spec, cluster):

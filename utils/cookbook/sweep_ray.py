@@ -189,6 +189,8 @@ class Cluster:
                         why = f"its node was lost {LOST} times while it ran"
                         result = Outcome(point.job.recipe, "failed", path=point.job.path, why=why), LOST
                     yield point, *result
+        except (RayError, ConnectionError) as error:  # its head is gone, and with it what runs
+            progress.line(f"the Ray cluster does not answer any more: {_one_line(error)}")
         except KeyboardInterrupt:
             for task in running:
                 with contextlib.suppress(RayError):

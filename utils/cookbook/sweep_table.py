@@ -134,4 +134,5 @@ def summary(results: list[Result], out: Path, rows_file: Path, count: int) -> st
         parts[-1] += ": the same command tries them again"
     lines = [f"{len(results)} point{'s' * (len(results) != 1)}: {', '.join(parts)}"]
     lines.append(f"{count} row{'s' * (count != 1)}: {shown_path(rows_file)}")
+    lines += [f"next: ./cookbook report {shown_path(rows_file)}"] if count else []
     return "\n".join(lines)
