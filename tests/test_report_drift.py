@@ -167,3 +167,10 @@ def test_what_cannot_be_drawn(tmp_path, rows, wanted, said):
     with pytest.raises(ValueError, match=said):
         plot(merged(tmp_path, rows), parse_plot(wanted), tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
+
+
+def test_a_long_table_is_cut_on_a_terminal_and_whole_in_markdown(tmp_path):
+    rows = [row | {"case.length": n} for n in range(50) for row in (MEASURED, slower(MEASURED | OLD))]
+    section = drift_section(merged(tmp_path, rows))
+    assert "… and 10 more; --md has them all" in section.text() and "length=39" in section.text()
+    assert "length=40" not in section.text() and "length=49" in section.markdown()

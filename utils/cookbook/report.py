@@ -18,6 +18,7 @@ from ..rows import VERDICTS, verdict_summary
 from .report_rows import described
 from .table import NONE, VALID, WIDTH, render
 
+MOST = 40  # lines of a long table on a terminal
 MARKS = {"current": "", "older": " †", "unknown": " ‡"}
 NOTES = {
     "older": "† measured with older code of the recipe",
@@ -27,28 +28,35 @@ NOTES = {
 
 @dataclass
 class Section:
-    """A table of the report, as text or as Markdown. `wrap` is the column that may take several lines."""
+    """A table of the report, as text or as Markdown.
+
+    `wrap` is the column that may take several lines. As text it shows at most `most` lines (0: all of them).
+    """
 
     title: str
     headings: Sequence[str] = ()
     lines: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     wrap: int = -1
+    most: int = 0
 
     def text(self) -> str:
         """At most 80 columns."""
-        parts = [_wrapped(self.title)]
-        if self.lines:
+        parts, notes = [_wrapped(self.title)], list(self.notes)
+        lines = self.lines[: self.most or None]
+        if len(lines) < len(self.lines):
+            notes.insert(0, f"… and {len(self.lines) - len(lines):,} more; --md has them all")
+        if lines:
             table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
             wrap = self.wrap % len(self.headings)
             for place, heading in enumerate(self.headings):
-                right = all(re.fullmatch(r"[\d.,x%—-]+", line[place]) for line in self.lines)
+                right = all(re.fullmatch(r"[\d.,x%—-]+", line[place]) for line in lines)
                 options = {"ratio": 1} if place == wrap else {"justify": "right"} if right else {}
                 table.add_column(Text(heading), overflow="fold", **options)
-            for line in self.lines:
+            for line in lines:
                 table.add_row(*map(Text, line))
             parts.append(render(table, WIDTH))
-        return "\n".join([*parts, *map(_wrapped, self.notes)])
+        return "\n".join([*parts, *map(_wrapped, notes)])
 
     def markdown(self) -> str:
         """A heading, a table, and its notes."""
@@ -187,23 +195,20 @@ def add_cost(rows: pd.DataFrame, per_hour: dict[str, float], outputs: str | None
         rows[f"{prefix}cost_per_output"] = (rows[f"{prefix}median_s"] * money / each).where(valid)
 
 
-def cost_section(rows: pd.DataFrame, most: int = 40) -> Section:
+def cost_section(rows: pd.DataFrame) -> Section:
     """What outputs cost with the baseline and with each candidate: the newest row of every spot."""
     found = compared(rows).dropna(subset=["cost_per_output"])
     found = found.sort_values("date", kind="stable").drop_duplicates(["spot", "machine"], keep="last")
     many = next((n for n in (1, 1_000) if len(found) and n * found["cost_per_output"].median() >= 0.1), 1_000_000)
-    section = Section(
-        f"Cost of {_count(many, 'output')}", ["recipe", "candidate", "machine", "baseline", "here", "point"]
-    )
+    headings = ["recipe", "candidate", "machine", "baseline", "here", "point"]
+    section = Section(f"Cost of {_count(many, 'output')}", headings, most=MOST)
     words = described(found["spot"].unique())
     keys = ("recipe", "label", "machine")
-    listed = found.to_dict("records")
+    listed = found[[*keys, "spot", "cost_per_output", "baseline_cost_per_output"]].to_dict("records")
     listed.sort(key=lambda row: [natural(str(text)) for text in (*(row[key] for key in keys), words[row["spot"]])])
-    for row in listed[:most]:
+    for row in listed:
         costs = [f"{many * row[f'{prefix}cost_per_output']:.3g}" for prefix in ("baseline_", "")]
         section.lines.append([row["recipe"][:2], str(row["label"]), row["machine"], *costs, words[row["spot"]]])
-    if len(found) > most:
-        section.notes.append(f"… and {len(found) - most} more; --csv has them all in the column cost_per_output")
     without = sorted(set(compared(rows)["machine"]) - set(found["machine"]))
     if without:
         section.notes.append(f"no price, or no valid row: {'; '.join(without)}")

@@ -207,14 +207,13 @@ def spot_of(row: dict) -> str:
 def described(spots: Iterable[str]) -> dict[str, str]:
     """Each spot in words: its case and those parameters that are not the same in all spots of the recipe."""
     parts = {spot: json.loads(spot) for spot in spots}
+    names: dict[str, set[str]] = {}
+    for fields in parts.values():
+        names.setdefault(fields["recipe"], set()).update(fields)
     values: dict[tuple[str, str], set[str]] = {}
     for fields in parts.values():
-        for name in fields:
-            values.setdefault((fields["recipe"], name), set())
-    for fields in parts.values():
-        for (recipe, name), seen in values.items():
-            if recipe == fields["recipe"]:
-                seen.add(json.dumps(fields.get(name)))
+        for name in names[fields["recipe"]]:  # also those that this spot lacks
+            values.setdefault((fields["recipe"], name), set()).add(json.dumps(fields.get(name)))
     made = {}
     for spot, fields in parts.items():
         words = {}  # param.patches and case.patches are one word
