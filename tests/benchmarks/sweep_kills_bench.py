@@ -91,13 +91,13 @@ def nothing_to_do(folder: Path) -> tuple[float, float]:
 def main() -> int:
     times = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     moment = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else None)
-    good, longest = 0, 15.0
+    good, shortest = 0, 15.0
     for number in range(1, times + 1):
         with tempfile.TemporaryDirectory(prefix="kills") as name:
-            wait = moment.uniform(0.5, longest)
+            wait = moment.uniform(0.5, shortest)
             wrong, done, took = trial(Path(name), wait)
             good += not wrong
-            longest = min(max(5.0, took), 60.0)  # as long as a sweep takes here: the kill should often fall into it
+            shortest = max(5.0, min(shortest, took))  # a sweep takes about that here: most kills should fall into it
             said = "; ".join(wrong) or "12 rows, each once"
             print(
                 f"{number:>3}: killed after {wait:4.1f} s with {done:2} of 12 done, then {took:4.1f} s: {said}",
