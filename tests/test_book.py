@@ -229,5 +229,8 @@ def test_parameters_of_every_recipe_are_a_command_that_keeps_their_types():
                 given[name] = rest.pop(0)
         assert set(given) == set(declared(path)) - {"rows"}
         validate(path, given)
+        for name, one in declared(path).items():
+            if isinstance(one.default, (bool, list)):  # papermill makes text of a list after -p
+                assert isinstance(given[name], type(one.default)), name
         for name in given:
             assert f"| `{name}` |" in text

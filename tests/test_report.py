@@ -14,7 +14,7 @@ import pytest
 from toy_recipes import toy
 
 from utils.cookbook import cli, report_command
-from utils.cookbook.report import add_cost, cost_section, natural, prices, recipe_sections, times
+from utils.cookbook.report import Section, add_cost, cost_section, natural, prices, recipe_sections, times
 from utils.cookbook.report_rows import column, machine_names, merge, row_files
 from utils.rows import append_rows, code_hash
 
@@ -261,6 +261,11 @@ def test_the_report_fits_80_columns_and_names_damage_on_stderr(recipe, tmp_path,
     assert max(map(len, out.splitlines())) <= 80
     assert "01_toy: 6 measured rows" in out and "Drift: 1 of" in out and "Cost of" in out and "Machines side" in out
     assert f"cookbook: {path}, line 7: damaged" in err
+
+
+def test_nothing_is_lost_where_a_cell_is_too_wide():
+    text = Section("title", ["a", "b"], [["x" * 100, "y" * 100]]).text()
+    assert text.count("x") == 100 and text.count("y") == 100 and max(map(len, text.splitlines())) <= 80
 
 
 def test_csv_holds_every_row_once(recipe, tmp_path, capsys):
