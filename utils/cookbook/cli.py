@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from .book_command import book
+from .evidence_command import evidence
 from .prescribe_command import prescribe
 from .report_command import Report, report
 from .sweep_command import sweep
@@ -231,7 +232,7 @@ def bench(context: typer.Context, name: Annotated[str | None, typer.Argument(met
     if name not in found:
         raise UsageError(f"no benchmark {name!r}; {one_of(name, found)}")
     os.environ["PYTHONPATH"] = with_root()
-    code = f"import runpy; runpy.run_path({str(found[name])!r})['main']()"
+    code = f"import runpy; raise SystemExit(runpy.run_path({str(found[name])!r})['main']())"
     become([sys.executable, "-c", code, *context.args])
 
 
@@ -268,6 +269,7 @@ app.command(cls=Report)(report)
 app.command()(book)
 app.command()(sweep)
 app.command()(prescribe)
+app.command()(evidence)
 
 
 def with_root() -> str:

@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": "find the cliffs of your own model",
     "prescribe": "try what makes your own model faster",
     "bench": "the benchmarks of the helpers themselves",
+    "evidence": "record on a card what needs a card, in parts that resume",
     "machine": "this machine: device, limits, versions",
     "new": "start a recipe from the template",
     "refresh": "make the stored outputs of a notebook again",
