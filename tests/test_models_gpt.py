@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from utils.models import gpt
+from utils.models import gpt, gpt_llama
 from utils.models.gpt import decode_step, generate, generate_uncached, new_cache, prefill
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -260,7 +260,7 @@ def test_a_cache_needs_a_size(batch, slots, message):
 
 
 def test_llama_gives_the_same_logits_and_tokens():
-    llama = gpt.to_llama(TINY)
+    llama = gpt_llama.to_llama(TINY)
     (prompt,) = prompts_of(9)
     torch.testing.assert_close(TINY(prompt[None]), llama(prompt[None]).logits, rtol=1e-4, atol=1e-5)
     made = llama.generate(prompt[None], max_new_tokens=12, min_new_tokens=12, do_sample=False)[0, 9:]
@@ -268,18 +268,18 @@ def test_llama_gives_the_same_logits_and_tokens():
 
 
 def test_llama_state_dict_round_trip_is_exact():
-    state = gpt.llama_state_dict(TINY)
-    assert set(state) == set(gpt.to_llama(TINY).state_dict())
-    back = gpt.from_llama(state, TINY.config)
+    state = gpt_llama.llama_state_dict(TINY)
+    assert set(state) == set(gpt_llama.to_llama(TINY).state_dict())
+    back = gpt_llama.from_llama(state, TINY.config)
     assert all(map(torch.equal, back.state_dict().values(), TINY.state_dict().values()))
     query = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(state[query], TINY.layers[0].query.weight), "the RoPE layout has to differ"
 
 
 def test_from_llama_names_a_missing_or_wrong_tensor():
-    state = gpt.llama_state_dict(TINY)
+    state = gpt_llama.llama_state_dict(TINY)
     with pytest.raises(ValueError, match=r"lm_head.weight: found nothing; expected \(64, 32\)"):
-        gpt.from_llama({name: weight for name, weight in state.items() if name != "lm_head.weight"}, TINY.config)
+        gpt_llama.from_llama({name: weight for name, weight in state.items() if name != "lm_head.weight"}, TINY.config)
     with pytest.raises(ValueError, match=r"lm_head.weight: found \(64, 32\); expected \(65, 32\)"):
         larger = dataclasses.replace(TINY.config, vocab_size=65)
-        gpt.from_llama(state | {"model.embed_tokens.weight": torch.zeros(65, 32)}, larger)
+        gpt_llama.from_llama(state | {"model.embed_tokens.weight": torch.zeros(65, 32)}, larger)

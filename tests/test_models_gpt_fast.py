@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from utils.machine import has_compiler
-from utils.models import gpt
+from utils.models import gpt, gpt_llama
 from utils.models.gpt_fast import BLOCK, DecodeStep, FastGPT, Rows
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -32,7 +32,7 @@ def model():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_arranged_step_writes_the_same_tokens_over_many_blocks(model, dtype):
-    same = gpt.from_llama(gpt.llama_state_dict(model), model.config).to(dtype)
+    same = gpt_llama.from_llama(gpt_llama.llama_state_dict(model), model.config).to(dtype)
     count = 4 * BLOCK
     expected = gpt.generate(same, [PROMPT], count)[0]
     assert len(expected.unique()) > 4

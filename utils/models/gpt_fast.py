@@ -20,7 +20,9 @@ from . import gpt
 
 HOW = ("eager", "compile", "aot")
 WEIGHTS = ("float", "int8")
-BLOCK = 16  # slots; the cache is read up to the block of the new token, and summed block by block
+BLOCK = 16  # slots; the cache is read up to the block of the new token
+LANES = 16  # float32 numbers in the widest vector of a CPU
+STACK = "allow_stack_allocation"
 STREAMS = 4  # places of a matrix that are read at once
 
 
@@ -85,19 +87,19 @@ class DecodeStep(nn.Module):
         self.register_buffer("sin", torch.cat((-sin, sin), dim=-1))
 
     def forward(self, token: Tensor, position: Tensor, slots: Tensor, *cache: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin, unseen = self.cos[position], self.sin[position], slots > position  # [1, D], [1, D], [n, BLOCK]
-        x = stored(self.embedding[token][0])  # [W]
+        cos, sin, unseen = self.cos[position], self.sin[position], (slots > position).flatten()  # [1, D], [1, D], [s]
+        x, n = stored(self.embedding[token][0]), slots.shape[0]  # [W]
         for i, layer in enumerate(self.layers):
             keys, values = cache[2 * i], cache[2 * i + 1]  # [H, S, D]
             query, key, value = (layer.query_key_value(x) * self.inverse_norm(x)).view(3, self.heads, self.size)
             query = stored(self.rope(query, cos, sin))
             keys.index_copy_(1, position, self.rope(key, cos, sin)[:, None])
             values.index_copy_(1, position, value[:, None])
-            k, v = (kept.unflatten(1, (-1, BLOCK))[:, : slots.shape[0]] for kept in (keys, values))  # [H, n, BLOCK, D]
-            scores = (query[:, None, None] * k).sum(-1) * self.size**-0.5  # [H, n, BLOCK]
-            share = stored(scores.masked_fill(unseen, -torch.inf).flatten(1).softmax(-1))
-            blocks = (share.view_as(scores)[..., None] * v).sum(2)  # [H, n, D]: a block stays near the processor
-            x = stored(x + layer.out(blocks.sum(1).flatten()))
+            k, v = (kept.unflatten(1, (-1, BLOCK))[:, :n].flatten(1, 2) for kept in (keys, values))  # [H, s, D]
+            scores = (query[:, None] * k).sum(-1) * self.size**-0.5  # [H, s]
+            share = stored(scores.masked_fill(unseen, -torch.inf).softmax(-1))[..., None]
+            mixed = [(share * part).sum(1) for part in v.split(LANES, -1)]  # one pass over v, and as many sums at once
+            x = stored(x + layer.out(torch.cat(mixed, -1).flatten()))
             gate, up = (layer.gate_up(x) * self.inverse_norm(x)).chunk(2)
             x = stored(x + layer.down(stored(F.silu(gate) * up)))
         return self.head(x).argmax(-1, keepdim=True), position + 1  # the last norm's scale does not move the maximum
@@ -208,7 +210,20 @@ def _ahead_of_time(step: DecodeStep, example: tuple[Tensor, ...]) -> Callable:
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder, torch.no_grad():
         warnings.simplefilter("ignore")  # torch's own notes on its export
         program = torch.export.export(step, (token, position, slots, *cache), dynamic_shapes=shapes)
-        package = torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / "step.pt2"))
+        package = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(Path(folder) / "step.pt2"), inductor_configs=_on_the_stack(step)
+        )
         run = torch._inductor.aoti_load_package(package)
     flat = getattr(getattr(run, "loader", None), "boxed_run", None)  # the same call, without unpacking its arguments
-    return run if flat is None else lambda *arguments: flat(list(arguments))
+
+    def call(*arguments: Tensor) -> tuple[Tensor, ...]:
+        # Copies: with intermediates on the stack, the next call writes its results to the same memory.
+        return tuple(result.clone() for result in (flat(list(arguments)) if flat else run(*arguments)))
+
+    return call
+
+
+def _on_the_stack(step: DecodeStep) -> dict[str, bool]:
+    """Options of AOTInductor: intermediates are small and many, and asking for each of them costs time every token."""
+    possible = step.cos.device.type == "cpu" and hasattr(torch._inductor.config.aot_inductor, STACK)
+    return {f"aot_inductor.{STACK}": True} if possible else {}
