@@ -241,7 +241,7 @@ def test_the_default_metric_sees_three_per_cent_in_the_worst_tensor():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"rtol": 0.5}, "the check does not find a wrong output (1% off)"),
+        ({"rtol": 0.5}, "the check does not find a wrong output (1 % off)"),
         (
             {"allow_lossy": True, "lossy": declared_lossy(lambda a, e: 1 - float((a * 0).sum()), at_least=1, name="x")},
             "lossy: the metric does not find a wrong output",
@@ -532,9 +532,10 @@ def test_wrong_arguments(options, said):
 def test_a_real_run(monkeypatch):
     """The real comparison, without the compiler: no verdict is foreseen, but every row holds together."""
     monkeypatch.undo()
-    found = prescribe(factory, image, skip="torch.compile", replicates=2, min_run_time=0.02, allow_lossy=True)
+    skip = ["torch.compile", "channels_last", "1 thread"]
+    found = prescribe(factory, image, skip=skip, replicates=2, min_run_time=0.02, allow_lossy=True)
     measured = [row for row in found.rows if row.on_best is not None]
-    assert {row.name for row in measured} >= {"inference mode", "linearize", "channels_last", "BF16"}
+    assert {row.name for row in measured} == {"inference mode", "linearize", "BF16"}
     for row in measured:
         assert row.verdict in ("faster", "slower", "equivalent", "inconclusive") and row.alone.equivalence
         assert row.memory_bytes > 0 and row.setup_s >= 0

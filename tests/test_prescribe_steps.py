@@ -159,7 +159,7 @@ def test_every_stack_is_python(cuda):
             imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names}
             assert {"torch", *imported} >= names & {"torch", "linearize", "tree_map", "tree_flatten", "tree_unflatten"}
             assert ("import torch" in text) == ("torch" in names)
-            assert max(map(len, text.splitlines())) <= 110
+            assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def prescribe(
     lossy: Callable[[Any, Any], Equivalence] | None = None,
     skip: Collection[str] = (),
     replicates: int = 5,
-    min_run_time: float = 0.6,
+    min_run_time: float = 1.0,
     min_effect: float = 0.02,
     rtol: float | None = None,
     atol: float | None = None,
@@ -63,7 +63,6 @@ def prescribe(
     lossy: what they must reach, from utils.equivalence.declared_lossy; None: a signal-to-noise ratio of 30 dB in every
     output tensor (an error of 3 %). skip: names of steps that are not tried. rtol, atol: tolerances of the check.
     replicates, min_run_time (seconds per candidate and comparison), min_effect: as in utils.timing.compare.
-
     model_code: the lines that make `model` in the printed code; None: an import of the factory and a call.
 
     Two instances of the model are alive at a time, and for a moment one in float64. Every switch (threads, matmul
@@ -88,14 +87,13 @@ def prescribe(
         model, args, kwargs = subject.checked()
         held = [*guards.module_tensors(model), *guards.tensors((args, kwargs))]
         device = next((tensor.device for tensor in held), torch.device("cpu"))
-        facts = Facts(model, args, kwargs, device, torch.get_num_threads(), allow_lossy)
-        steps = trials(facts)
+        steps = trials(Facts(model, args, kwargs, device, torch.get_num_threads(), allow_lossy))
+        del model, held
         _check_skip(skip, [step.name for step, _ in steps])
         options = {"replicates": replicates, "min_run_time": min_run_time, "min_effect": min_effect}
         bench = _Bench(
             subject, steps, lossy or signal_to_noise(), options | {"rtol": rtol, "atol": atol, "seed": seed}, progress
         )
-        del model, facts
         return bench.waterfall(skip, str(device), model_code or code_of_model(target_of(factory)))
 
 
@@ -195,7 +193,7 @@ class _Bench:
         return build
 
     def _float64(self) -> Callable[..., Any]:
-        model = self.subject.fresh().to(torch.float64)
+        model = nn.Module.to(self.subject.fresh(), torch.float64)  # diffusers' own `to` logs a remark
         return torch.inference_mode()(lambda args, kwargs: model(*args, **kwargs))
 
     def _float64_works(self) -> bool:

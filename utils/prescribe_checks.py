@@ -83,11 +83,11 @@ def check_controls(
     builder((), seen)()(*make_inputs(0))
     share = OFF["half"] if dtypes & {torch.float16, torch.bfloat16} else OFF["exact"]
     wrong = {
-        f"{share:.0%} off": lambda output: scaled(output, share),
+        f"{100 * share:.0f} % off": lambda output: scaled(output, share),
         f"1/{LOST} of the values lost": with_loss,
     }
     tries_lossy = any(step.lossy and not reason for step, reason in steps)
-    lossy_off = f"{OFF['half']:.0%} off, lossy"
+    lossy_off = f"{100 * OFF['half']:.0f} % off, lossy"
     if tries_lossy:
         wrong |= {lossy_off: lambda output: scaled(output, OFF["half"]), "values lost, lossy": with_loss}
     try:

@@ -15,14 +15,15 @@ CUDA_GRAPH = """\
 graph = None
 
 
-{decorator}def run(*args, **kwargs):  # the result is overwritten by the next call: clone what you keep
+# The next call overwrites the result of run: clone what you keep.
+{decorator}def run(*args, **kwargs):
     global graph, static, result
     given, form = tree_flatten({given})
-    tensors = [x for x in given if isinstance(x, torch.Tensor)]
-    if graph is None:  # the first call records; later calls need the same shapes
+    tensors = [x for x in given if torch.is_tensor(x)]
+    if graph is None:  # the first call records; later ones need its shapes
         static = [x.clone() for x in tensors]
         fresh = iter(static)
-        held = [next(fresh) if isinstance(x, torch.Tensor) else x for x in given]
+        held = [next(fresh) if torch.is_tensor(x) else x for x in given]
         fixed_args, fixed_kwargs = tree_unflatten(held, form)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -44,7 +45,7 @@ PLAIN_CALL = """\
 """
 PREPARED = """\
 def prepared(x):
-    if isinstance(x, torch.Tensor):
+    if torch.is_tensor(x):
 {lines}
     return x
 """
@@ -92,12 +93,12 @@ def source(stack: Stack, model_code: str = "model = factory()") -> str:
     imports = [line for line in given if line.startswith(("from ", "import "))]
     uses_torch = any(step.switch or step.inputs or step.inference or step.graph for step in stack)
     uses_torch |= any("torch." in line for step in stack for line in step.model)
-    tree = ["tree_flatten", "tree_unflatten"] * any(s.graph for s in stack) + ["tree_map"] * any(
-        s.inputs for s in stack
-    )
+    tree = ["tree_map"] if any(step.inputs for step in stack) else []
+    if any(step.graph for step in stack):
+        tree += ["tree_flatten", "tree_unflatten"]
     found = sorted({line for step in stack for line in step.imports} | set(imports))
     head = ["import torch"] * uses_torch
-    head += [f"from torch.utils._pytree import {', '.join(tree)}"] * bool(tree) + found
+    head += [f"from torch.utils._pytree import {', '.join(sorted(tree))}"] * bool(tree) + found
     switches = [SWITCHES[name].line.format(value) for name, value in switches_of(stack).items()]
     model = [*(line for line in given if line not in imports), *(line for step in stack for line in step.model)]
     parts = ["\n".join([*head, *[""] * bool(head), *switches, *model])]

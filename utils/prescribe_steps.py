@@ -116,7 +116,7 @@ def _channels_last(facts: Facts) -> Trial:
         "channels_last",
         place=40,
         model=("model = model.to(memory_format=torch.channels_last)",),
-        inputs=("x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x",),
+        inputs=("if x.dim() == 4:", "    x = x.contiguous(memory_format=torch.channels_last)"),
     )
     found = _convolutions(facts.model)
     if any(conv.weight.dim() == 4 for conv in found):
@@ -185,7 +185,7 @@ def _half(facts: Facts, dtype: torch.dtype) -> Trial:
         group="dtype",
         lossy=True,
         model=(f"model = model.to({dtype})",),
-        inputs=(f"x = x.to({dtype}) if x.is_floating_point() else x",),
+        inputs=("if x.is_floating_point():", f"    x = x.to({dtype})"),
     )
     reason = _weights_are(facts) or _lossy(facts)
     if not reason and dtype is torch.float16 and not facts.cuda:
