@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils import cost
+from utils import cost, flop_count
 from utils.cost import MachinePeaks, count_flops, measure_peaks, peak_memory, roofline
 
 MLP = nn.Sequential(
@@ -65,6 +65,52 @@ def test_custom_operations_are_named_and_moving_data_is_not():
     assert count_flops(work, X).uncounted == ["gt"]
     assert count_flops(torch.copysign, X, X).uncounted == ["copysign"]  # not a kind of copy
     assert count_flops(lambda x: x.index_add(0, torch.tensor([0]), x[:1]), X).uncounted == ["index_add"]
+
+
+def test_modules_are_counted_at_every_depth():
+    deep = nn.Sequential(nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(4, 4, bias=False)))))
+    found = count_flops(deep, torch.zeros(2, 4))
+    assert found.by_module == dict.fromkeys(["Sequential" + ".0" * depth for depth in range(5)], 64)
+    assert found.by_op == {"mm": 64} and found.uncounted == []
+    assert str(found) == "64 FLOP (mm 64); not counted: none"
+    assert str(count_flops(torch.neg, X)) == "0 FLOP (nothing counted); not counted: neg"
+
+
+def test_arguments_reach_the_function_that_is_counted():
+    assert count_flops(lambda a, *, b: a @ b, torch.zeros(2, 3), b=torch.zeros(3, 4)).total == 2 * 2 * 3 * 4
+
+
+@pytest.mark.parametrize(("deep", "found"), [(3, True), (4, False)])
+def test_how_far_a_call_is_followed(deep, found):
+    end = torch.zeros(1)
+
+    def wrap(inner):
+        return lambda: inner
+
+    fn = wrap(end)
+    for _ in range(deep):
+        fn = wrap(fn)
+    assert any(item is end for item in flop_count.reachable(fn)) is found
+
+
+def test_what_a_call_reaches():
+    tensor, module = torch.zeros(1), nn.Sequential(nn.ReLU())
+
+    def named():
+        return GLOBAL
+
+    for root in ([tensor], {"a": (tensor,)}, functools.partial(len, tensor), functools.partial(len, a=tensor)):
+        assert any(item is tensor for item in flop_count.reachable(root)), root
+    GLOBAL.clear()
+    GLOBAL.append(tensor)
+    assert any(item is tensor for item in flop_count.reachable(named))
+    GLOBAL.clear()
+    assert list(flop_count.reachable(module)) == [module, module[0]]
+    assert any(item is module for item in flop_count.reachable(module.forward))
+    assert list(flop_count.reachable(module, module)) == [module, module[0]]
+    assert list(flop_count.reachable(3, "x", int)) == []
+    empty = (lambda: (lambda: later, None)[0])()  # noqa: F821
+    assert empty in list(flop_count.reachable(empty))
 
 
 class Runs:
@@ -140,6 +186,25 @@ def test_compiled_code_is_refused_and_stays_compiled(compiled, wrap):
     assert before >= 1 and compiled.runs.count == before + 1
 
 
+def test_compiled_code_is_named(compiled):
+    for fn, name, inner in (
+        (compiled.module, "OptimizedModule", "OptimizedModule"),
+        (closure(compiled.module), "closure.<locals>.call", "OptimizedModule"),
+        (nn.Sequential(compiled.module), "Sequential", "OptimizedModule"),
+        (compiled.in_place, "Sequential", "Block"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            count_flops(fn, torch.zeros(2, 4))
+        assert str(caught.value) == (
+            f"fn={name} runs compiled code ({inner}), which counting would undo; "
+            "expected the eager function that was compiled"
+        )
+    with pytest.raises(ValueError, match="runs compiled code"):
+        count_flops(lambda fn: fn, compiled.module)
+    with pytest.raises(ValueError, match="runs compiled code"):
+        count_flops(lambda *, inner: inner, inner=compiled.function)
+
+
 def test_the_eager_original_of_compiled_code_is_counted(compiled):
     assert count_flops(compiled.layer, torch.zeros(2, 4)).total == 2 * 2 * 4 * 4
 
@@ -210,24 +275,74 @@ def test_on_cuda_the_peak_is_taken_above_the_start_and_after_a_first_call(monkey
         return torch.ones(4)
 
     def reset(device):
-        calls.append("reset")
+        calls.append(("reset", device.index))
         state.update(peak=state["allocated"], peak_reserved=state["reserved"])
 
+    def reads(name):
+        return lambda device: state[name] if device == torch.device("cuda:1") else 0
+
     fake = {
-        "synchronize": lambda device: calls.append("sync"),
+        "synchronize": lambda device: calls.append(("sync", device.index)),
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": reset,
-        "memory_allocated": lambda device: state["allocated"],
-        "memory_reserved": lambda device: state["reserved"],
-        "max_memory_allocated": lambda device: state["peak"],
-        "max_memory_reserved": lambda device: state["peak_reserved"],
+        "memory_allocated": reads("allocated"),
+        "memory_reserved": reads("reserved"),
+        "max_memory_allocated": reads("peak"),
+        "max_memory_reserved": reads("peak_reserved"),
     }
     for name, replacement in fake.items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     monkeypatch.setattr(cost, "pick_device", torch.device)
-    found = peak_memory(fn, device="cuda:0")
-    assert (found.peak_bytes, found.reserved_bytes, found.output_bytes, found.device) == (192, 256, 16, "cuda:0")
-    assert calls == ["call", "sync", "reset", "call", "sync"]
+    found = peak_memory(fn, device="cuda:1")
+    assert (found.peak_bytes, found.reserved_bytes, found.output_bytes, found.device) == (192, 256, 16, "cuda:1")
+    assert calls == ["call", ("sync", 1), ("reset", 1), "call", ("sync", 1)]
+
+
+def elsewhere(name="cuda:0"):
+    """A tensor that says it is on another device: only the attribute is looked at."""
+    return torch.ones(3).as_subclass(type("T", (torch.Tensor,), {"device": torch.device(name)}))
+
+
+@pytest.mark.parametrize("place", ["argument", "keyword", "nested", "closure", "buffer", "inner buffer", "parameter"])
+def test_the_device_is_that_of_the_tensors_that_a_call_reaches(monkeypatch, place):
+    there, seen = elsewhere(), []
+    monkeypatch.setattr(cost, "_cuda_peak", lambda *found: (seen.append(found), "peak")[1])
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+    def fn(*args, **kwargs):
+        return there if place == "closure" else None
+
+    if "buffer" in place:
+        (module[1] if place == "inner buffer" else module).register_buffer("there", there)
+    if place == "parameter":
+        monkeypatch.setattr(module[0], "parameters", lambda recurse: [there])
+    args = {"argument": (there, 1), "nested": ([torch.ones(1), {"a": there}],)}.get(place, ())
+    kwargs = {"keyword": {"x": there}}.get(place, {})
+    called = module if "buffer" in place or place == "parameter" else fn
+    if place == "closure":
+        called = lambda: there  # noqa: E731
+    assert peak_memory(called, *args, **kwargs) == "peak"
+    assert len(seen) == 1 and seen[0][0] is called and seen[0][2] == kwargs
+    assert len(seen[0][1]) == len(args) and seen[0][3] == torch.device("cuda:0")
+
+
+def test_the_device_that_is_given_counts(monkeypatch):
+    seen = []
+    monkeypatch.setattr(cost, "pick_device", lambda device: (seen.append(device), torch.device("cpu"))[1])
+    found = peak_memory(torch.ones, 1024, device="cpu")
+    assert seen == ["cpu"] and found.peak_bytes >= 4096 and found.device == "cpu" and found.reserved_bytes is None
+    assert str(found).endswith("B above the start, output 4,096 B, cpu") and str(found).startswith("peak 4,")
+
+
+def test_outputs_of_other_layouts_and_views_have_a_size():
+    assert peak_memory(lambda: torch.eye(4).to_sparse()).output_bytes == 4 * 16
+    assert peak_memory(lambda: [torch.ones(8), torch.ones(8).double()]).output_bytes == 32 + 64
+
+    def views():
+        y = torch.ones(8)
+        return y, y[:4], y.view(2, 4)
+
+    assert peak_memory(views).output_bytes == 32 + 16  # the same memory and size once
 
 
 @pytest.mark.gpu
@@ -326,6 +441,111 @@ def test_limits_are_measured_once_for_each_environment_type_threads_and_buffer(f
     assert measured_again() == both
 
 
+def test_a_limit_names_the_machine(fake):
+    found = measure_peaks(**SMALL)
+    record = cost.machine_record("cpu")
+    assert (found.device_name, found.env_id) == (record["device_name"], record["env_id"])
+    assert found.num_threads == torch.get_num_threads() and found.dtype == "float32"
+    shown = MachinePeaks(123.4e9, 45.67e9, 89e9, 3 * 2**20, "float32", 2, "a CPU", "cpu", 1536, "e")
+    assert str(shown) == (
+        "a CPU, 2 threads: 123 GFLOP/s (float32 products of 1536), read 45.7 GB/s, copy 89.0 GB/s (a buffer of 3 MiB)"
+    )
+    assert shown.memory_bytes_per_s == 89e9
+
+
+@pytest.mark.parametrize(("device", "size"), [("cpu", 2**27), ("cuda:0", 2**30)])
+def test_a_buffer_is_larger_than_the_caches(fake, monkeypatch, device, size):
+    seen = []
+    monkeypatch.setattr(cost, "pick_device", lambda given: (seen.append(given), torch.device(device))[1])
+    record = cost.machine_record("cpu")
+    monkeypatch.setattr(cost, "machine_record", lambda where: record | {"device_name": f"name of {where}"})
+    monkeypatch.setattr(cost, "_gemm_rate", lambda *given: (seen.append(given), (1e9, 64))[1])
+    monkeypatch.setattr(cost, "_memory_rates", lambda *given: (seen.append(given), (2e9, 3e9))[1])
+    found = measure_peaks(num_threads=3)
+    where = torch.device(device)
+    assert seen[0] == "auto"
+    assert seen[1:3] == [(where, torch.float32, 3), (where, size, 3)]
+    assert (found.buffer_bytes, found.device, found.gemm_size) == (size, device, 64)
+    assert found.device_name == f"name of {device}"
+    assert (found.gemm_flops_per_s, found.read_bytes_per_s, found.copy_bytes_per_s) == (1e9, 2e9, 3e9)
+    assert measure_peaks(device, buffer_bytes=4096).buffer_bytes == 4096 and seen[3] == device
+
+
+@pytest.mark.parametrize(("device", "mode", "warmup"), [("cpu", "latency", 0.05), ("cuda:0", "throughput", None)])
+def test_how_a_limit_is_timed(monkeypatch, device, mode, warmup):
+    import utils.timing
+
+    seen = []
+    monkeypatch.setattr(
+        utils.timing, "measure", lambda fn, **options: (seen.append((fn, options)), SimpleNamespace(min_s=7.0))[1]
+    )
+    assert cost._seconds(len, torch.device(device), 3, 0.2) == 7.0
+    expected = {"mode": mode, "num_threads": 3, "min_run_time": 0.2, "max_run_time": 1.0, "warmup_time": warmup}
+    assert seen == [(len, expected | {"allow_nondeterministic": True})]
+
+
+class Values:
+    """Stands for random values: a product of 8192 would take a gigabyte."""
+
+    def __init__(self, count, device):
+        self.count, self.device, self.dtype = count, device, torch.float32
+
+    def to(self, dtype):
+        self.dtype = dtype
+        return self
+
+    def view(self, *shape):
+        assert math.prod(shape) == self.count
+        self.shape = shape
+        return self
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "flops", "measured"),
+    [
+        ("cpu", 1, 1e12, [(128, 1), (1536, 1), (512, 1)]),
+        ("cpu", 4, 1e12, [(128, 1), (3072, 4), (1024, 4)]),  # four threads may be two cores
+        ("cpu", 3, 1e12, [(128, 1), (1536, 3), (512, 3)]),
+        ("cpu", 2, 1e6, [(128, 1), (128, 2)]),  # nothing fits
+        ("cuda:0", 4, 1e12, [(1024, 1), (2048, 4)]),
+        ("cuda:0", 2, 1e15, [(1024, 1), (8192, 2), (2048, 2)]),
+    ],
+)
+def test_products_of_up_to_three_sizes(monkeypatch, device, threads, flops, measured):
+    seen, where = [], torch.device(device)
+
+    def seconds(fn, on, n, least):
+        values = [*fn.args, fn.keywords["out"]]
+        assert fn.func is torch.mm and len({id(v) for v in values}) == 3 and (on, least) == (where, 0.1)
+        assert {(v.shape, v.device, v.dtype) for v in values} == {(values[0].shape, where, torch.bfloat16)}
+        edge = values[0].shape[0]
+        seen.append((edge, n))
+        return 2 * edge**3 / flops / (3 if len(seen) == 2 else 2 if len(seen) == 3 else 1)
+
+    monkeypatch.setattr(cost, "_noise", Values)
+    monkeypatch.setattr(cost, "_seconds", seconds)
+    rate, best = cost._gemm_rate(where, torch.bfloat16, threads)
+    assert seen == measured
+    assert best == measured[1][0] and rate == pytest.approx(3 * flops)
+
+
+@pytest.mark.parametrize(("device", "tried"), [("cpu", {1, 3}), ("cuda:0", {3})])
+def test_memory_is_read_and_copied(monkeypatch, device, tried):
+    seen = []
+
+    def seconds(fn, where, threads, least):
+        assert where == torch.device(device) and least == 0.2
+        seen.append((fn.func.__name__, threads))
+        reading = fn.func.__name__ == "sum"
+        assert fn.args[0].numel() == 1000 and fn.args[0].dtype == torch.float32
+        return 4000 / ((5e9 if reading else 3e9) * (2 if threads == 3 else 1))
+
+    monkeypatch.setattr(cost, "_noise", lambda count, where: torch.ones(count))
+    monkeypatch.setattr(cost, "_seconds", seconds)
+    assert cost._memory_rates(torch.device(device), 4000, 3) == pytest.approx((10e9, 12e9))
+    assert set(seen) == {(name, n) for name in ("sum", "copy_") for n in tried} and len(seen) == 2 * len(tried)
+
+
 def test_tf32_is_another_limit_than_ieee_float32(fake):
     first = torch.get_float32_matmul_precision()
     try:
@@ -339,7 +559,7 @@ def test_tf32_is_another_limit_than_ieee_float32(fake):
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{", "3", "[1]", "[1, null]", "[0, 1]", "[1, Infinity]", "[-1, 1]", '["a", "b"]']
+    "damage", ["", "{", "3", "[1]", "[1, 2, 3]", "[1, null]", "[0, 1]", "[1, Infinity]", "[-1, 1]", '["a", "b"]']
 )
 def test_a_damaged_cache_is_measured_again(fake, tmp_path, damage):
     folder = tmp_path / "cache"
@@ -359,6 +579,17 @@ def test_without_a_writable_folder_limits_are_measured_and_not_kept(fake, tmp_pa
     monkeypatch.setenv("COOKBOOK_CACHE", str(blocked / "cache"))
     assert measure_peaks(**SMALL).buffer_bytes == 2**16
     assert cost._cache_file("x") is None
+
+
+def test_a_cache_that_cannot_be_written_leaves_nothing_behind(fake, tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError("no space")
+
+    monkeypatch.setattr(cost.os, "replace", full)
+    assert measure_peaks(**SMALL).buffer_bytes == 2**16
+    assert list((tmp_path / "cache").iterdir()) == []
+    monkeypatch.setattr(cost.os, "access", lambda folder, mode: mode != cost.os.W_OK)
+    assert cost._cache_file("x") is None  # a folder that may only be read
 
 
 def test_the_cache_lies_beside_the_helpers_or_at_home(tmp_path, monkeypatch):
@@ -394,6 +625,11 @@ def test_the_real_clock_gives_possible_limits(tmp_path, monkeypatch):
     assert 0 < seconds < 1
 
 
+def test_values_are_the_same_every_time():
+    cpu = torch.device("cpu")
+    assert torch.equal(cost._noise(100, cpu), cost._noise(100, cpu)) and cost._noise(100, cpu).dtype == torch.float32
+
+
 def test_values_are_random_and_repeat_beyond_the_first_block():
     values = cost._noise(2**22 + 5, torch.device("cpu"))
     assert values.shape == (2**22 + 5,) and values[:1000].std() > 0.5
@@ -426,13 +662,22 @@ def test_only_a_time_well_beyond_the_limit_is_called_impossible(share, warning):
 @pytest.mark.parametrize(
     ("seconds", "flops", "bytes_moved", "message"),
     [
-        (0.0, 1, 1, "seconds=0.0"),
-        (math.nan, 1, 1, "seconds=nan"),
-        (1.0, -1, 1, "flops=-1"),
-        (1.0, 1, math.inf, "bytes_moved=inf"),
-        (1.0, 0, 0, "flops=0 and bytes_moved=0"),
+        (0.0, 1, 1, "seconds=0.0; expected a finite number above 0"),
+        (math.nan, 1, 1, "seconds=nan; expected a finite number above 0"),
+        (math.inf, 1, 1, "seconds=inf; expected a finite number above 0"),
+        (1.0, -1, 1, "flops=-1; expected a finite number of at least 0"),
+        (1.0, 1, math.inf, "bytes_moved=inf; expected a finite number of at least 0"),
+        (1.0, 0, 0, "flops=0 and bytes_moved=0; expected at least one above 0"),
     ],
 )
 def test_wrong_numbers_are_refused(seconds, flops, bytes_moved, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError) as caught:
         roofline(seconds, flops=flops, bytes_moved=bytes_moved, peaks=PEAKS)
+    assert str(caught.value) == message
+
+
+def test_a_time_beyond_the_limit_asks_what_is_wrong():
+    assert str(roofline(0.5, flops=100e9, bytes_moved=0, peaks=PEAKS)) == (
+        "200% of the compute limit (at least 1 s, took 0.5 s); impossible_rate: faster than the limit; "
+        "is the time, the count or the limit wrong (refresh it)?"
+    )

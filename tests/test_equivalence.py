@@ -512,3 +512,357 @@ def test_zeros_are_fine_where_they_are_right():
 def test_wrong_arguments_of_declared_lossy(arguments, error):
     with pytest.raises(error):
         declared_lossy(arguments["metric"], at_least=arguments["at_least"], name=arguments["name"])
+
+
+# ------------------------------------------------------------------------------------------------ every word and figure
+
+
+@dataclasses.dataclass
+class Size:
+    width: int
+    unit: str = "px"
+
+
+class Plain:
+    """Compared by identity, holds no tensors."""
+
+
+NESTED = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "reason"),
+    [
+        (Size(3), Size(4), ".width is 3, expected 4"),
+        (Size(3, "em"), Size(3), ".unit is 'em', expected 'px'"),
+        (Size(3), [3], "output is a Size, expected a list"),
+        (3, Plain(), "output is 3, expected a Plain"),
+        (Plain(), 3, "output is a Plain, expected 3"),
+        (None, "x", "output is None, expected 'x'"),
+        (True, False, "output is True, expected False"),
+        (2, True, "output is 2, expected True"),
+        (1.0, True, "output is 1.0, expected True"),
+        ("a" * 38, "b", f"output is '{'a' * 38}', expected 'b'"),
+        ("a" * 39, "b", f"output is '{'a' * 36}..., expected 'b'"),
+        (int, float, "output is a type, expected a type"),
+        (len, max, "output is a builtin_function_or_method, expected a builtin_function_or_method"),
+        ({"a": X}, {"a": X, "b": X}, "output has no 'b'; it has 'a'"),
+        ({}, {"b": X}, "output has no 'b'; it has nothing"),
+        ([{"a": X, "b": X}], [{"a": X}], "[0] has 'b', which the expected output has not"),
+        ([[X], X], [[X, X], X], "[0] has 1 entries, expected 2"),
+        ([X, X, X], [X], "output has 3 entries, expected 1"),
+        (X, [X], "output is a tensor (6, 5) of float32, expected a list"),
+        ([X], X, "output is a list, expected a tensor (6, 5) of float32"),
+        (X, NESTED, "output: one is a nested tensor and the other is not"),
+        (NESTED, X, "output: one is a nested tensor and the other is not"),
+        (X.T, X, "output has shape (5, 6), expected (6, 5)"),
+        (X.to(torch.int64), X, "output is of int64, expected float32"),
+        (X.to(torch.complex64), X, "output is of complex64, expected float32"),
+        (torch.tensor([1]), torch.tensor([1], dtype=torch.int32), "output is of int64, expected int32"),
+        (
+            torch.tensor([True, False]),
+            torch.tensor([True, True]),
+            "output at (1,): False, expected True; 1 of 2 values differ",
+        ),
+        (
+            torch.tensor([[1, 2], [3, 5]]),
+            torch.tensor([[0, 2], [3, 9]]),
+            "output at (1, 1): 5, expected 9; 2 of 4 values differ",
+        ),
+        (
+            torch.tensor([2.5]),
+            torch.tensor([1.0]),
+            "output at (0,): 2.5, expected 1; 1 of 1 values differ beyond rtol=1.3e-06, atol=1e-05",
+        ),
+        (
+            torch.tensor([2e-8, 1e-8]),
+            torch.tensor([1e-8, 1e-8]),
+            "output at (0,): 2e-08, expected 1e-08; 1 of 2 values differ beyond rtol=1.3e-06, atol=1e-10; "
+            "the expected values are at most 1e-08: give reference= or atol= if they are noise",
+        ),
+        (
+            torch.tensor([1 + 2j]),
+            torch.tensor([1 - 2j]),
+            "output at (0,): 1+2j, expected 1-2j; 1 of 1 values differ beyond rtol=1.3e-06, atol=1e-05",
+        ),
+        (1 + 2j, 1 - 2j, "output at (): 1+2j, expected 1-2j; 1 of 1 values differ beyond rtol=1e-07, atol=1e-07"),
+        (np.array(["a", "b"]), np.array(["a", "c"]), "[1] is 'b', expected 'c'"),
+    ],
+)
+def test_reasons(actual, expected, reason):
+    found = check_equivalence(actual, expected)
+    assert not found and (found.rule, found.reason) == ("different", reason)
+    assert str(found) == f"different: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "shown"),
+    [
+        (None, None, "same (bitwise): equal; no tensors or numbers were compared"),
+        ("".join(["a", "b"]), "ab", "same (bitwise): equal; no tensors or numbers were compared"),
+        (len, len, "same (bitwise): equal; no tensors or numbers were compared"),
+        (int, int, "same (bitwise): equal; no tensors or numbers were compared"),
+        ([3, True], [3, True], "same (bitwise, int): 2 values, the same bits"),
+        ([True], [True], "same (bitwise, bool): 1 values, the same bits"),
+        (1.5, 1.5, "same (bitwise, float64): 1 values, the same bits"),
+        (1, 1.0, "same (bitwise, float64): 1 values, the same bits"),
+        (1 + 2j, 1 + 2j, "same (bitwise, complex128): 1 values, the same bits"),
+        (1.0, 1 + 0j, "same (bitwise, complex128): 1 values, the same bits"),
+        (Size(3), Size(3), "same (bitwise, int): 1 values, the same bits"),
+        ([X.clone(), torch.tensor([1])], [X, torch.tensor([1])], "same (bitwise, float32): 31 values, the same bits"),
+        (torch.empty(0), torch.empty(0), "same (bitwise, float32): equal, and empty: no values were compared"),
+        ([torch.ones(1), X.half()], [torch.ones(1), X.half()], "same (bitwise, float16): 31 values, the same bits"),
+        (torch.tensor([2.0 + 1e-6]), torch.tensor([2.0]), "same (close, float32): largest difference 9.54e-07"),
+        (
+            [torch.ones(1).double()],
+            [torch.ones(1)],
+            "same (close, float32): largest difference 0; [0]: float64 against float32",
+        ),
+        (np.array(["a"]), np.array(["a"]), "same (bitwise): equal; no tensors or numbers were compared"),
+        (NESTED, NESTED.clone(), "same (bitwise, float32): 40 values, the same bits"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_equal_outputs(actual, expected, shown):
+    assert str(check_equivalence(actual, expected)) == shown
+
+
+def test_one_memory_is_said_with_its_place():
+    found = check_equivalence([X], [X])
+    assert found.reason == "30 values, the same bits; [0]: both lie in the same memory, which proves nothing"
+
+
+def test_figures_are_over_all_values_of_all_places():
+    a = [torch.tensor([1.0, 2.0, 4.0]), torch.tensor([float("nan"), 10.0, 0.0])]
+    b = [torch.tensor([1.0, 2.5, 4.0]), torch.tensor([float("nan"), 12.0, 1.0])]
+    found = check_equivalence(a, b)
+    assert found.max_abs == 2.0 and found.max_rel == 1.0
+    assert found.rmse == pytest.approx(((0.5**2 + 2**2 + 1) / 5) ** 0.5)  # of five finite pairs
+    turned = check_equivalence([b[1], b[0]], [a[1], a[0]])
+    assert turned.max_abs == 2.0 and turned.max_rel == pytest.approx(0.25)  # an expected zero has no relative error
+    assert check_equivalence([1.0, "x"], [1.5, "y"]).max_abs == 0.5  # also when the structure differs further on
+
+
+def test_read_only_arrays_and_numbers_of_numpy():
+    array = np.ones(3)
+    array.flags.writeable = False
+    assert check_equivalence(array, torch.ones(3).double())
+    assert check_equivalence(np.float32(2.0), torch.tensor(2.0)) and not check_equivalence(np.int64(3), torch.tensor(4))
+    assert check_equivalence([np.bool_(True)], [torch.tensor(True)])
+    with pytest.raises(TypeError, match="cannot compare a Plain"):
+        check_equivalence([Plain()], [Plain()])
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "message"),
+    [
+        ({"rtol": 1}, "rtol=1 would accept an output of zeros; expected a number below 1"),
+        ({"rtol": -1}, "rtol=-1; expected a finite number >= 0"),
+        ({"atol": float("nan")}, "atol=nan; expected a finite number >= 0"),
+        ({"atol": "1"}, "atol='1' is of type str; expected a number or None"),
+        ({"atol": True}, "atol=True is of type bool; expected a number or None"),
+    ],
+)
+def test_messages_of_tolerances(tolerance, message):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        check_equivalence(X, X, **tolerance)
+    assert str(caught.value) == message
+
+
+def test_zero_and_large_tolerances_are_taken():
+    assert check_equivalence(X.clone(), X, rtol=0, atol=0)
+    assert check_equivalence(torch.tensor([5.0]), torch.tensor([2.0]), rtol=0.99, atol=1.9e-2) is not None
+    assert not check_equivalence(torch.tensor([2.0]), torch.tensor([1.0]), atol=1)  # as large as the value: zeros pass
+    assert check_equivalence(torch.tensor([1.9]), torch.tensor([1.0]), atol=0.95)
+    refused = check_equivalence(torch.tensor([1.9]), torch.tensor([1.0]), atol=0.95, rtol=0.1)
+    assert refused.reason == "output: atol=0.95 would accept zeros: the largest expected value is 1"
+    assert check_equivalence(torch.tensor([3.0]), torch.tensor([2.0]), rtol=0.5)  # at the limit
+    assert check_equivalence(torch.tensor([0.5, 1.0]), torch.tensor([0.25, 1.0]), atol=0.25)
+    assert check_equivalence([1.0], [1.01], rtol=0.02) and not check_equivalence([1.0], [1.01])
+
+
+def test_the_cap_of_the_absolute_tolerance_is_one_per_cent():
+    right = torch.tensor([1e-4, 0.0])
+    assert check_equivalence(torch.tensor([1e-4, 0.9e-6]), right)
+    assert not check_equivalence(torch.tensor([1e-4, 1.1e-6]), right)
+    assert check_equivalence(torch.tensor([1.0, 9e-6]), torch.tensor([1.0, 0.0]))
+    assert not check_equivalence(torch.tensor([1.0, 1.1e-5]), torch.tensor([1.0, 0.0]))
+    infinite = torch.tensor([float("inf"), 1e-4, 0.0])  # infinity is no measure
+    assert not check_equivalence(torch.tensor([float("inf"), 1e-4, 1.1e-6]), infinite)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "factor", "passes"),
+    [
+        ((999,), torch.float32, 2.5, True),
+        ((1000,), torch.float32, 2.5, False),
+        ((1000,), torch.float32, 1.9, True),
+        ((999,), torch.float32, 3.1, False),
+        ((5000,), torch.float16, 2.5, True),
+        ((5000,), torch.bfloat16, 2.5, True),
+        ((5000,), torch.bfloat16, 3.2, False),
+        ((2, 1000, 1, 1), torch.float32, 2.5, True),  # torch's own exception: pooled features
+        ((2, 1000, 1), torch.float32, 2.5, False),
+        ((2, 1000, 1, 2), torch.float32, 2.5, False),
+        ((2, 1000, 2, 1), torch.float32, 2.5, False),
+        ((2, 2, 1000, 1, 1), torch.float32, 2.5, False),
+    ],
+)
+def test_how_far_rounding_may_go(shape, dtype, factor, passes):
+    reference = draw(*shape, seed=3, dtype=torch.float64)
+    error = 0.05 * draw(*shape, seed=4, dtype=torch.float64)
+    expected, actual = (reference + error).to(dtype), (reference + factor * error).to(dtype)
+    found = check_equivalence([actual], [expected], reference=[reference])
+    assert found.rule == ("rounding" if passes else "different")
+
+
+def test_rounding_in_figures():
+    reference = torch.full((2000,), 4.0, dtype=torch.float64)
+    expected, actual = (reference + 0.25).float(), (reference - 0.375).float()
+    found = check_equivalence(actual, expected, reference=reference)
+    assert found.reason == "rmse to float64 0.375, that of the expected output 0.25, allowed 0.5"
+    far = check_equivalence((reference - 1).float(), expected, reference=reference)
+    assert far.reason.endswith("; rmse to float64 1, that of the expected output 0.25, allowed 0.5")
+    poor = check_equivalence(actual, (reference + 3).float(), reference=reference)
+    assert poor.reason.endswith("; the expected output is too far from float64 (rmse 3) to judge by rounding")
+    exact = reference.float()
+    assert check_equivalence(exact + 8e-6, exact, reference=reference, rtol=0, atol=0)  # the 1e-5 of torch
+    assert not check_equivalence(exact + 3e-5, exact, reference=reference, rtol=0, atol=0)
+
+
+def test_rounding_leaves_out_what_is_not_finite_in_both():
+    reference = torch.full((2000,), 4.0, dtype=torch.float64)
+    reference[0] = float("inf")
+    expected, actual = (reference + 0.25).float(), (reference - 0.375).float()
+    found = check_equivalence(actual, expected, reference=reference)
+    assert found.rule == "rounding" and "1 of 2000 values are NaN or inf in both" in found.reason
+    reference[1] = float("nan")
+    found = check_equivalence(actual, expected, reference=reference)
+    assert found.reason.endswith("; the reference is not finite where the expected output is")
+
+
+def test_rounding_of_complex_values():
+    reference = draw(2000, dtype=torch.float64) + 1j * draw(2000, seed=2, dtype=torch.float64)
+    error = 0.1 * draw(2000, seed=3, dtype=torch.float64)
+    expected = (reference + error).to(torch.complex64)
+    for factor, rule in ((1.5, "rounding"), (2.5, "different")):
+        actual = (reference + factor * 1j * error).to(torch.complex64)
+        assert check_equivalence(actual, expected, reference=reference).rule == rule
+    with pytest.raises(ValueError, match="reference at output is of float64; expected complex128"):
+        check_equivalence(expected, expected, reference=reference.real)
+
+
+def test_references_of_the_wrong_kind_are_named():
+    for given, message in (
+        (3.0, "reference at [0] is 3.0; expected a float64 tensor"),
+        (X, "reference at [0] is of float32; expected float64"),
+        (X.double().T, "reference at [0] has shape (5, 6); expected (6, 5)"),
+        (X.double().to("meta"), "reference at [0] is a meta or fake tensor; it has no values to compare"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            check_equivalence([X + 1], [X], reference=[given])
+        assert str(caught.value) == message
+    for given, kind in ((X.double(), "a tensor (6, 5) of float64"), ([X.double()] * 2, "a list"), ({"a": 1}, "a dict")):
+        with pytest.raises(ValueError) as caught:
+            check_equivalence([X], [X], reference=given)
+        assert str(caught.value) == f"reference at output is {kind}; expected the structure of the expected output"
+    assert check_equivalence([X.clone(), 3, None], [X, 3, None], reference=[X.double(), None, None])
+    assert check_equivalence([torch.tensor([1])], [torch.tensor([1])], reference=[X])  # whole numbers need none
+
+
+def test_a_reference_in_a_nested_tensor_and_an_array():
+    double = torch.nested.nested_tensor([X.double(), X[:2].double()], layout=torch.jagged)
+    off = torch.nested.nested_tensor([X + 1e-3, X[:2]], layout=torch.jagged)
+    poor = torch.nested.nested_tensor([X - 1e-3, X[:2]], layout=torch.jagged)
+    assert check_equivalence(off, poor, reference=double).rule == "rounding"
+    assert check_equivalence(X + 1e-3, X - 1e-3, reference=X.double().numpy()).rule == "rounding"
+
+
+# ------------------------------------------------------------------------------------------------ zeros as a proof
+
+Pair = namedtuple("Pair", "a b")
+
+
+class Fields(OrderedDict):
+    """As ModelOutput: a mapping that is made from keywords."""
+
+    def __init__(self, **entries):
+        super().__init__(**entries)
+
+
+class Stubborn(dict):
+    """A mapping that cannot be made from keywords."""
+
+    def __init__(self, entries):
+        super().__init__(entries)
+
+
+@pytest.mark.parametrize(
+    ("value", "zeros"),
+    [
+        (X, torch.zeros_like(X)),
+        ([X, 3], [torch.zeros_like(X), 0]),
+        ((2.5, "x", True), (0.0, "x", True)),
+        (Pair(X, 1), Pair(torch.zeros_like(X), 0)),
+        (Fields(a=X), Fields(a=torch.zeros_like(X))),
+        (Stubborn({"a": X}), {"a": torch.zeros_like(X)}),
+        ({3: X}, {3: torch.zeros_like(X)}),
+    ],
+)
+def test_zeros_of_every_structure_are_tried(value, zeros):
+    given = []
+    check = declared_lossy(lambda actual, expected: (given.append(actual), 1.0)[1], at_least=1.0, name="always")
+    found = check(value, value)
+    assert found.reason == "always 1, asked for at least 1; an output of zeros reaches it too: no proof"
+    assert len(given) == 2 and type(given[1]) is type(zeros) and check_equivalence(given[1], zeros)
+
+
+@pytest.mark.parametrize(
+    "value", [torch.zeros(2), [torch.zeros(2), 0], Pair(0, 0.0), {"a": torch.zeros(1)}, "x", [True]]
+)
+def test_zeros_are_no_proof_against_an_expected_zero(value):
+    given = []
+    check = declared_lossy(lambda actual, expected: (given.append(actual), 1.0)[1], at_least=1.0, name="always")
+    assert check(value, value).rule == "approximate" and len(given) == 1
+
+
+@pytest.mark.parametrize("value", [[torch.zeros(2), torch.ones(2)], {"a": 0, "b": 1}, Fields(a=torch.zeros(1), b=2)])
+def test_one_value_that_is_not_zero_is_enough(value):
+    assert not declared_lossy(lambda actual, expected: 1.0, at_least=1.0, name="always")(value, value)
+
+
+def test_a_metric_that_refuses_zeros_tells_them_apart():
+    check = declared_lossy(lambda a, e: 1 / float(a.abs().sum() > 0), at_least=1.0, name="score")
+    assert check(X, X).reason == "score 1, asked for at least 1"
+
+
+def test_figures_stand_beside_every_score():
+    for metric, at_least, rule in (
+        (cosine, 0.9, "approximate"),
+        (cosine, 1.1, "different"),
+        (lambda a, e: 1.0, 0.5, "different"),
+    ):
+        found = declared_lossy(metric, at_least=at_least, name="m")(X + 0.25, X)
+        assert (found.rule, found.dtype, found.equivalent) == (rule, "float32", rule == "approximate")
+        assert found.max_abs == pytest.approx(0.25, rel=1e-5) and found.rmse == pytest.approx(0.25, rel=1e-5)
+        assert found.max_rel > 0.25 / X.abs().max().item()
+    broken = declared_lossy(cosine, at_least=0.5, name="m")(with_value(float("nan")), X)
+    assert (
+        broken.rule == "different" and broken.dtype == "float32" and broken.reason.startswith("output at (2, 3): nan")
+    )
+    inside = declared_lossy(lambda a, e: 1.0, at_least=0.5, name="m")([X, with_value(float("inf"))], [X, X])
+    assert inside.reason.startswith("[1] at (2, 3): inf")
+
+
+@pytest.mark.parametrize(
+    ("metric", "at_least", "name", "message"),
+    [
+        (3, 1, "x", "metric=3 is not callable; expected a function of (actual, expected)"),
+        (cosine, float("nan"), "x", "at_least=nan is not finite; a score below it must be possible"),
+        (cosine, 1, "", "name=''; expected a short name of the metric, it is printed beside the score"),
+        (cosine, 1, 3, "name=3; expected a short name of the metric, it is printed beside the score"),
+    ],
+)
+def test_messages_of_declared_lossy(metric, at_least, name, message):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        declared_lossy(metric, at_least=at_least, name=name)
+    assert str(caught.value) == message

@@ -654,3 +654,344 @@ def test_fixed_wants_a_function():
     with pytest.raises(TypeError, match="fixed"):
         fixed(3)
     assert fixed(math.sqrt)() is math.sqrt
+
+
+# ------------------------------------------------------------------------------------------- order and time
+
+
+def logging_builder(machine, name, log, typical=1e-3):
+    """Builds functions that note who was built and called."""
+
+    def build():
+        log.append(("build", name))
+        return machine.builder(typical, lambda x: (log.append(("call", name)), x * 2)[1])()
+
+    return build
+
+
+def test_the_baseline_is_built_first_and_later_the_order_changes():
+    machine, log = Machine(), []
+    names = [f"c{i}" for i in range(5)]
+    candidates = {name: logging_builder(machine, name, log) for name in names}
+    run(machine, logging_builder(machine, "b", log), candidates, replicates=4, min_run_time=0.01)
+    built = [name for what, name in log if what == "build"]
+    replicates = [built[i : i + 6] for i in range(0, 24, 6)]
+    assert replicates[0] == ["b", *names]  # a baseline that fails does so before any other work
+    assert all(sorted(one) == ["b", *names] for one in replicates)
+    assert len({tuple(one) for one in replicates}) == 4
+
+
+@pytest.mark.parametrize(
+    ("typical", "options", "untimed"),
+    [
+        (1e-4, {}, 2),
+        (1e-4, {"prewarm": 5}, 5),
+        (1e-4, {"prewarm": 0}, 0),
+        (1e-3, {}, 1),
+        (1e-3, {"prewarm": 0}, 0),
+        (3e-2, {}, 0),
+        (1e-4, {"cache": "cold"}, 0),
+    ],
+)
+def test_untimed_calls_before_a_sample(monkeypatch, typical, options, untimed):
+    from utils.timing import clock as clock_module
+    from utils.timing import rounds
+
+    asked = []
+    plain = rounds.take
+    monkeypatch.setattr(
+        rounds, "take", lambda plan, samples, calls, prewarm, current: (
+            asked.append(dict(prewarm)), plain(plan, samples, calls, prewarm, current))[1]
+    )  # fmt: skip
+    monkeypatch.setattr(clock_module, "flusher", lambda accelerator: lambda: None)
+    machine = Machine()
+    run(machine, machine.builder(typical), {"c": machine.builder(typical)}, replicates=1, min_run_time=0.1, **options)
+    assert {tuple(one.values()) for one in asked} == {(untimed, untimed)}
+
+
+def test_throughput_has_no_untimed_calls_and_little_warm_up():
+    machine = Machine()
+    run(
+        machine, machine.builder(1e-3), {"c": machine.builder(1e-3)}, mode="throughput", num_threads=1, replicates=1,
+        min_run_time=0.5,
+    )  # fmt: skip
+    assert machine.clock.now - 100 < 0.5 + 1.0
+
+
+def test_the_first_warm_up_is_longer(monkeypatch):
+    """It also decides how many calls a sample holds. Later instances only need their caches."""
+    from utils.timing import rounds
+
+    calls, plain = [], rounds.take
+    monkeypatch.setattr(rounds, "take", lambda *args: (calls.append(machine.calls), plain(*args))[1])
+    machine, baseline = quiet(1e-3)
+    result = run(machine, baseline, {"c": machine.builder(1e-3)}, replicates=2, min_run_time=1e-3)
+    assert result.baseline.warmup_calls in (26, 31)  # a quarter of 0.1 s
+    assert calls[0] == 2 * (2 + result.baseline.warmup_calls)
+    before = [count for count in calls if count > calls[0]]
+    assert before[-1] - calls[0] < 2 * 12 + 60  # call 1, and eleven to warm up
+
+
+def test_more_candidates_get_more_time():
+    spent = []
+    for count in (1, 3):
+        machine = Machine(3, noise=0.5)
+        candidates = {f"c{i}": machine.builder(1e-3) for i in range(count)}
+        run(machine, machine.builder(1e-3), candidates, min_run_time=2.0, replicates=2)
+        spent.append(machine.clock.now - 100)
+    assert 2 < spent[1] / spent[0] < 4  # seconds per candidate
+
+
+def test_slow_functions_still_get_pairs():
+    machine = Machine()
+    row = run(machine, machine.builder(0.5), {"c": machine.builder(0.25)}, replicates=2, min_run_time=0.01)["c"]
+    assert row.replicates == 2 and row.n_rounds == 4  # one palindrome each
+    assert row.verdict == "faster" and row.speedup == pytest.approx(2.0)
+
+
+def test_progress_is_written_to_stderr_only_when_asked_for(capsys):
+    machine, baseline = quiet()
+    run(machine, baseline, {"c": baseline}, replicates=2)
+    assert capsys.readouterr() == ("", "")
+    run(machine, baseline, {"c": baseline}, replicates=2, progress=True)
+    assert capsys.readouterr() == ("", "\rreplicate 1 of 2\rreplicate 2 of 2\n")
+
+
+def test_seeds_of_builders_and_inputs_are_not_the_same():
+    """An input drawn with the seed of the weights would be correlated with them."""
+    drawn = {"weights": set(), "inputs": []}
+
+    def build():
+        drawn["weights"].add(torch.rand(1).item())
+        return lambda x: x
+
+    def draw(index):
+        drawn["inputs"].append(torch.rand(1).item())
+        return (torch.ones(2),)
+
+    options = {"make_inputs": draw, "replicates": 4, "min_run_time": 1e-3}
+    compare(build, {"c": build}, timer=Ticking(FakeClock()), **options)
+    assert len(drawn["weights"]) == 1 and not drawn["weights"] & set(drawn["inputs"])
+    first = [*drawn["weights"], *drawn["inputs"]]
+    drawn["weights"].clear(), drawn["inputs"].clear()
+    compare(build, {"c": build}, timer=Ticking(FakeClock()), seed=1, **options)
+    assert not {*drawn["weights"], *drawn["inputs"]} & set(first)
+
+
+# ------------------------------------------------------------------------------------------- words of errors
+
+
+def test_what_a_failing_candidate_says():
+    machine, baseline = quiet()
+    result = run(
+        machine,
+        baseline,
+        {
+            "raises": lambda: 1 / 0,
+            "none": lambda: None,
+            "call 1": fails_at(machine, 1),
+            "call 2": fails_at(machine, 2),
+            "warm-up": fails_at(machine, 3),
+            "later": fails_at(machine, 10),
+        },
+    )
+    boom = "RuntimeError: boom"
+    assert [row.error for row in result] == [
+        "CallableFailedError: 'raises' failed at build: ZeroDivisionError: division by zero",
+        "CallableFailedError: 'none' failed at build: TypeError: the builder returned NoneType, not a function",
+        f"CallableFailedError: 'call 1' failed at call 1: {boom}",
+        f"CallableFailedError: 'call 2' failed at call 2: {boom}",
+        f"CallableFailedError: 'warm-up' failed at warm-up: {boom}",
+        f"CallableFailedError: 'later' failed at warm-up: {boom}",
+    ]
+    result = run(machine, baseline, {"c": fails_at(machine, 60), "good": baseline}, min_run_time=3.0)
+    assert result["c"].error == f"CallableFailedError: 'c' failed at a timed round: {boom}"
+    assert result["good"].verdict == "equivalent"
+
+
+def test_a_candidate_that_fails_after_timing():
+    """On fresh inputs only."""
+    machine, baseline = quiet()
+    row = run(machine, baseline, {"c": machine.builder(1e-3, lambda x: x * 2 if x[0] < 6 else x / None)})["c"]
+    assert row.verdict == "error" and row.error.startswith("CallableFailedError: 'c' failed at fresh inputs: TypeError")
+
+
+def test_inputs_that_fail():
+    machine, baseline = quiet()
+
+    def draw(index):
+        if index == 1:
+            raise OSError("gone")
+        return inputs(index)
+
+    with pytest.raises(CallableFailedError) as caught:
+        run(machine, baseline, {"c": baseline}, make_inputs=draw)
+    assert str(caught.value) == "'make_inputs' failed at number 1: OSError: gone"
+    with pytest.raises(TypeError) as caught:
+        run(machine, baseline, {"c": baseline}, make_inputs=lambda i: torch.ones(2))
+    assert str(caught.value) == "make_inputs: expected a tuple of arguments, got Tensor; write `(x,)`"
+    assert run(machine, baseline, {"c": baseline}, make_inputs=lambda i: [*inputs(i)])["c"].verdict == "equivalent"
+
+
+def changes_at(machine, call):
+    """A builder of functions that change their input at the given call of each instance, and then at every call."""
+
+    def build():
+        count = []
+
+        def result(x):
+            count.append(1)
+            out = x * 2
+            if len(count) >= call:
+                x.add_(1)
+            return out
+
+        return machine.builder(1e-3, result)()
+
+    return build
+
+
+def test_who_changed_the_inputs_during_the_rounds():
+    machine, baseline = quiet()
+    result = run(machine, baseline, {"bad": changes_at(machine, 60), "good": baseline}, min_run_time=3.0)
+    text = "InputMutationError: 'bad' changes its inputs, so every call does other work; clone them inside"
+    assert result["bad"].verdict == "error" and result["bad"].error == text
+    assert result["good"].verdict == "equivalent" and result["good"].replicates == 6
+
+
+def test_inputs_that_change_once_leave_everybody_suspect():
+    machine, baseline = quiet()
+
+    def build():
+        count = []
+
+        def result(x):
+            count.append(1)
+            return (x * 2, x.add_(1) if len(count) == 60 else 0)[0]
+
+        return machine.builder(1e-3, result)()
+
+    with pytest.raises(InputMutationError) as caught:
+        run(machine, baseline, {"once": build}, min_run_time=3.0)
+    expected = "the inputs changed during the timed rounds, at some call of one of 'baseline', 'once'"
+    assert str(caught.value) == expected
+
+
+def test_a_contender_that_changes_inputs_does_not_spoil_the_others():
+    machine, baseline = quiet()
+    result = run(machine, baseline, {"bad": changes_at(machine, 1), "good": machine.builder(5e-4)})
+    assert "InputMutationError" in result["bad"].error
+    assert result["good"].verdict == "faster" and result["good"].equivalence.rule == "bitwise"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"make_inputs": None}, "make_inputs: expected a function of the replicate's number, got NoneType"),
+        ({"replicates": 0}, "replicates: expected 1 or more, got 0"),
+        ({"min_effect": 0}, "min_effect: expected a share between 0 and 1, got 0"),
+        ({"min_effect": 1}, "min_effect: expected a share between 0 and 1, got 1"),
+        ({"prewarm": -1}, "prewarm: expected 0 or more, got -1"),
+        ({"on_mismatch": "x"}, "on_mismatch: expected one of invalid, raise, got 'x'"),
+        ({"lossy": {"c": len, "z": len, "x": len}}, "lossy: 'x' is no candidate; expected one of c, d"),
+    ],
+)
+def test_messages_about_arguments(change, message):
+    arguments = {"make_inputs": inputs, **change}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        compare(list, {"c": list, "d": list}, **arguments)
+    assert str(caught.value) == message
+
+
+# ------------------------------------------------------------------------------------------- the check in detail
+
+
+def test_the_weakest_rule_of_all_replicates_is_kept():
+    built = []
+
+    def build():
+        built.append(1)
+        return machine.builder(1e-3, (lambda x: x * 2) if len(built) != 2 else (lambda x: x * 2 + 1e-6))()
+
+    machine, baseline = quiet()
+    row = run(machine, baseline, {"c": build}, make_inputs=lambda i: (torch.ones(4) + i,), replicates=4)["c"]
+    assert row.verdict == "equivalent" and row.equivalence.rule == "close"
+
+
+def test_reasons_of_invalid_rows():
+    machine, baseline = quiet()
+    stale = {}
+    result = run(
+        machine,
+        baseline,
+        {
+            "wrong": machine.builder(1e-3, lambda x: x * 3),
+            "late": machine.builder(1e-3, lambda x: x * 2 if x[0] < 6 else x * 3),
+            "stored": lambda: (stale.clear(), machine.builder(1e-3, lambda x: stale.setdefault("y", x * 2))())[1],
+            "nan": machine.builder(1e-3, lambda x: x * float("nan")),
+        },
+    )
+    reasons = [row.equivalence.reason for row in result]
+    assert reasons[0].startswith("output at (3,): 9, expected 6; 3 of 4 values differ")
+    assert reasons[1].startswith("on fresh inputs after timing: output at (3,): 27, expected 18; 4 of 4 values differ")
+    assert reasons[2].startswith(
+        "stale: the output did not follow fresh inputs, so a stored result was timed: output at (0,): 10, expected 12"
+    )
+    assert reasons[3] == "non_finite: 4 values are NaN or infinite where the baseline is finite"
+    assert [row.equivalence.equivalent for row in result] == [False] * 4
+
+
+def test_a_baseline_that_ignores_its_inputs_makes_nobody_stale():
+    machine, _ = quiet()
+    same = machine.builder(1e-3, lambda x: torch.ones(2))
+    assert run(machine, same, {"c": same})["c"].verdict == "equivalent"
+    other = machine.builder(1e-3, lambda x: torch.ones(2) * (1 if x[0] < 6 else 2))
+    row = run(machine, same, {"c": other})["c"]
+    assert row.equivalence.reason.startswith("on fresh inputs after timing: ")
+
+
+def test_inputs_without_tensors_are_not_called_the_same():
+    machine, baseline = quiet()
+    counting = machine.builder(1e-3, lambda n: torch.tensor([n]))
+    result = run(machine, counting, {"c": counting}, make_inputs=lambda i: (i,))
+    assert result.warnings == () and result["c"].verdict == "equivalent"
+    constant = run(machine, baseline, {"c": baseline}, make_inputs=lambda index: (torch.arange(4.0),))
+    assert constant.warnings == (
+        "same_inputs: make_inputs gives the same values for every number; a cached result would not be seen",
+    )
+
+
+def test_the_reference_is_built_once_a_check_from_the_seed_and_given_float64():
+    machine, baseline = quiet()
+    given = []
+
+    def exact():
+        given.append(("seed", torch.rand(1).item()))
+        return lambda x: (given.append((x.dtype, torch.is_inference_mode_enabled())), x * 2)[1]
+
+    wrong = {name: machine.builder(1e-3, lambda x: x * 3) for name in "ab"}
+    result = run(machine, baseline, wrong, reference=exact, seed=5)
+    torch.manual_seed(5)
+    assert given == [("seed", torch.rand(1).item()), (torch.float64, True)]
+    assert [row.verdict for row in result] == ["invalid", "invalid"]
+    given.clear()
+    run(machine, baseline, {"c": baseline}, reference=exact)
+    assert given == []  # the same bits need no reference
+
+
+def test_tolerances_reach_the_check():
+    assert one(lambda x: x * 2.02, rtol=0.02).verdict == "faster"
+    assert one(lambda x: x * 2 + 0.01, atol=0.02).verdict == "faster"
+    assert one(lambda x: x * 2.02).verdict == "invalid" and one(lambda x: x * 2 + 0.01).verdict == "invalid"
+
+
+def test_nondeterministic_contenders_may_be_allowed():
+    machine, baseline = quiet()
+    count = []
+    drifting = machine.builder(1e-3, lambda x: (count.append(1), x * 2 + 1e-3 * len(count))[1])
+    row = run(machine, baseline, {"c": drifting})["c"]
+    assert row.error.startswith("NondeterministicOutputError: 'c': two equal calls differ: output at ")
+    row = run(machine, baseline, {"c": drifting}, allow_nondeterministic=True, atol=1e9, rtol=0.0)["c"]
+    assert row.verdict == "invalid"  # a tolerance that accepts zeros
+    close = machine.builder(1e-3, lambda x: (count.append(1), x * 2 + 1e-9 * len(count))[1])
+    assert run(machine, baseline, {"c": close}, allow_nondeterministic=True)["c"].verdict == "equivalent"

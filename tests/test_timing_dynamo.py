@@ -294,3 +294,145 @@ def test_compiled_regions_counts_graphs():
     for fn, graphs in ((torch.compile(broken, backend="eager"), 2), (broken, 0)):
         fn(x)
         assert compiled_regions(lambda fn=fn: fn(x)) == graphs
+
+
+def test_limits_while_measuring():
+    config = torch._dynamo.config
+    names = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit", "suppress_errors")
+    before = [getattr(config, name) for name in names]
+    for limit, high in ((8, 64), (100, 800)):
+        with config.patch(recompile_limit=limit, accumulated_recompile_limit=5, suppress_errors=True), DynamoWatch():
+            assert [getattr(config, name) for name in names] == [high, 4096, True, False]
+    with config.patch(accumulated_recompile_limit=9999), DynamoWatch() as watch:
+        watch.arm()  # a second time changes nothing
+        assert config.accumulated_recompile_limit == 9999
+    assert [getattr(config, name) for name in names] == before
+
+
+def test_nothing_happens_before_dynamo_is_imported(monkeypatch):
+    from utils.timing import dynamo
+
+    monkeypatch.setattr(dynamo, "loaded", lambda: False)
+    before = torch._dynamo.config.recompile_limit
+    with DynamoWatch() as watch:
+        assert torch._dynamo.config.recompile_limit == before
+        with watch.sampling():
+            pass
+        assert watch.hits == [] and dynamo.frames_seen() == 0
+        assert dynamo.check_compiled("f", lambda: 1 / 0, expected=True, at_least=3) == 0
+
+
+def test_options_are_scoped():
+    from utils.timing.dynamo import scoped_config
+
+    config, before = torch._dynamo.config, torch._dynamo.config.verbose
+    with pytest.raises(KeyError), scoped_config():
+        config.verbose = not before
+        inductor_config.freezing = True
+        raise KeyError
+    assert config.verbose is before and not inductor_config.freezing
+    inductor_config.max_autotune = True
+    try:
+        with scoped_config():
+            inductor_config.max_autotune = False
+        assert inductor_config.max_autotune is True  # what it was, not the default
+    finally:
+        inductor_config.max_autotune = False
+    limit = config.recompile_limit
+    with config.patch(recompile_limit=limit + 1), scoped_config():
+        config.recompile_limit = limit + 5
+    assert config.recompile_limit == limit
+
+
+def test_options_of_a_module_that_is_imported_meanwhile(monkeypatch):
+    import sys
+
+    from utils.timing.dynamo import scoped_config
+
+    found = sys.modules["torch._inductor.config"]
+    monkeypatch.delitem(sys.modules, "torch._inductor.config")
+    with scoped_config():
+        sys.modules["torch._inductor.config"] = found
+        inductor_config.freezing = True
+    assert not inductor_config.freezing  # its default
+    monkeypatch.delitem(sys.modules, "torch._inductor.config")
+    with scoped_config():
+        pass  # never imported
+    sys.modules["torch._inductor.config"] = found
+
+
+def test_graphs_that_a_call_must_run():
+    from utils.timing.dynamo import check_compiled
+
+    x = torch.rand(4)
+    fn = torch.compile(lambda x: x + 1, backend="eager")
+    fn(x)
+    assert check_compiled("f", lambda: fn(x), expected=True, at_least=0) == 1
+    assert check_compiled("f", lambda: fn(x), expected=False, at_least=1) == 1
+    assert check_compiled("f", lambda: fn(x), expected=False, at_least=0) == 0  # nobody asked
+    for ran, expected, at_least, wanted in ((0, True, 0, 1), (1, True, 2, 2), (0, False, 1, 1)):
+        call = (lambda: fn(x)) if ran else (lambda: x + 1)
+        with pytest.raises(EagerFallbackError) as caught:
+            check_compiled("f", call, expected=expected, at_least=at_least)
+        assert str(caught.value) == (
+            f"'f' is compiled but a call ran {ran} compiled graphs (expected {wanted} or more): "
+            "it fell back to eager; see torch._dynamo's log, or call torch.compiler.reset() first"
+        )
+
+
+def test_who_compiled_is_noted():
+    x = torch.rand(4)
+    fn = torch.compile(lambda x, n: x + n, backend="eager", dynamic=False)
+    with DynamoWatch() as watch:
+        assert watch.current == [-1]
+        fn(x, 1)
+        with watch.sampling():
+            watch.current[0] = 3
+            fn(x, 1)
+        assert watch.hits == []
+        with watch.sampling():
+            watch.current[0] = 4
+            fn(x, 2)
+        assert set(watch.hits) == {4}
+        with watch.sampling():
+            watch.current[0] = 5
+            torch._dynamo.reset()
+            fn(x, 3)
+        assert set(watch.hits) == {5}  # also when the call threw the callback away
+        with pytest.raises(KeyError), watch.sampling():
+            raise KeyError
+        assert watch.hits == []
+
+
+def test_methods_are_put_back():
+    cls = torch._TorchCompileInductorWrapper
+    before = (cls.__init__, cls.__eq__)
+    with pytest.raises(KeyError), DynamoWatch() as watch, watch.building(1):
+        raise KeyError
+    assert (cls.__init__, cls.__eq__) == before
+
+
+def test_compiled_code_of_one_contender_is_forgotten_alone(compilations):
+    x = torch.rand(4, 8)
+    with DynamoWatch() as watch, torch.no_grad():
+        made = {}
+        for index in (1, 2):
+            with watch.building(index):
+                made[index] = torch.compile(net())
+                made[index](x)
+        watch.forget(1)
+        before = len(compilations)
+        made[2](x)
+        assert len(compilations) == before == 2
+        made[1](x)
+        assert len(compilations) == 3
+
+
+def test_messages_of_recompilation():
+    options = FAST | {"make_inputs": inputs, "replicates": 1, "min_run_time": 0.05}
+    row = compare(lambda: lambda x: x + 0, {"grows": recompiling}, **options)["grows"]
+    assert row.error == ("RecompilationError: 'grows': Dynamo compiled, or recorded a CUDA graph, during timed rounds")
+    torch._dynamo.reset()
+    with pytest.raises(RecompilationError) as caught:
+        measure(recompiling(), torch.rand(4), label="f", warmup_time=0.0, min_run_time=0.05, min_samples=6)
+    assert str(caught.value) == "'f': Dynamo compiled during the samples; warm up every input shape"

@@ -265,6 +265,152 @@ def test_wrong_arguments_are_named_before_any_work(options, error, message):
     assert not calls
 
 
+# ------------------------------------------------------------------------------------------- how often, how long
+
+
+def test_every_call_is_accounted_for():
+    machine = Machine()
+    m = measure(machine.builder(1e-3, lambda: 1)(), timer=machine.clock, min_run_time=0.05, warmup_time=0.0)
+    assert m.warmup_calls == 21  # one to choose the samples, two windows of ten that agree
+    assert machine.calls == 2 + m.warmup_calls + m.n  # the first two calls are apart
+    assert 49 <= m.n <= 51 and m.num_threads == torch.get_num_threads()
+
+
+def test_defaults_of_a_measurement():
+    machine = Machine()
+    m = measure(machine.builder(0.1, lambda: 1)(), timer=machine.clock)
+    assert (m.n, m.mode, m.cache, m.label) == (30, "latency", "hot", "fn")  # 30 samples, more than 0.5 s
+    assert machine.clock.now - 100.0 == pytest.approx(0.1 * machine.calls)
+    slow = Machine()
+    assert measure(slow.builder(1.0, lambda: 1)(), timer=slow.clock).n == 10  # 10 s
+    quick = Machine()
+    m = measure(quick.builder(1e-3, lambda: 1)(), timer=quick.clock)
+    assert m.n == pytest.approx(500, abs=1) and m.warmup_calls in (101, 111)  # 0.5 s; 0.1 s
+
+
+def test_a_warm_up_is_never_endless():
+    timer, calls = FakeClock(), []
+
+    def slower_every_time():
+        calls.append(1)
+        timer.spend(1e-3 * 1.1 ** len(calls))
+        return 1
+
+    m = measure(slower_every_time, timer=timer, warmup_time=0.01, min_run_time=0.01, max_run_time=0.01)
+    spent = sum(1e-3 * 1.1**k for k in range(4, 4 + m.warmup_calls - 1))
+    assert 20 * 1e-3 * 1.1**3 <= spent < 25e-3 * 1.1**3 + 1e-2  # twenty calls' worth, when that is more
+
+
+def test_where_a_sample_failed():
+    calls = []
+
+    def result():
+        calls.append(1)
+        return 1 / (30 - len(calls))
+
+    fn, timer = timed(1e-3, result)
+    with pytest.raises(CallableFailedError) as caught:
+        measure(fn, timer=timer, label="f", warmup_time=0.0, allow_nondeterministic=True)
+    assert str(caught.value) == "'f' failed at sample 8: ZeroDivisionError: division by zero"  # 1 + 1 + 20 + 8
+
+
+def test_equal_calls_may_differ_by_rounding_only():
+    calls = []
+
+    def off_by(step):
+        def result():
+            calls.append(1)
+            return torch.tensor([1.0 + step * len(calls)])
+
+        return result
+
+    fn, timer = timed(1e-3, off_by(1e-7))
+    assert measure(fn, timer=timer, min_run_time=0.01).n
+    calls.clear()
+    fn, timer = timed(1e-3, off_by(0.5))
+    with pytest.raises(NondeterministicOutputError) as caught:
+        measure(fn, timer=timer, label="f")
+    assert str(caught.value).startswith("'f': two equal calls differ: output at (0,): 2, expected 1.5; 1 of 1 values")
+
+
+def test_keyword_arguments_are_looked_at_too():
+    fn, timer = timed(1e-3)
+    keyword = lambda *, x: (fn(), x.add_(1))[0]  # noqa: E731
+    with pytest.raises(InputMutationError):
+        measure(keyword, x=torch.ones(2), timer=timer)
+    with pytest.raises(MetaTensorError):
+        measure(keyword, x=torch.ones(2, device="meta"), timer=timer)
+    m = measure(lambda *, x: fn(), x=torch.ones(16), timer=timer, min_run_time=0.01)
+    assert [w.split(":")[0] for w in m.warnings] == ["constant_input"]
+
+
+def test_inputs_are_looked_at_after_the_second_call_too():
+    calls = []
+
+    def second_call_changes(x):
+        calls.append(1)
+        if len(calls) == 2:
+            x.add_(1)
+        return 1
+
+    fn, timer = timed(1e-3, second_call_changes)
+    with pytest.raises(InputMutationError, match="'f' changes its inputs"):
+        measure(fn, torch.ones(2), timer=timer, label="f")
+
+
+def test_a_function_without_a_name_has_the_name_of_its_type():
+    import functools
+
+    timer = FakeClock()
+    work = functools.partial(lambda: timer.spend(1e-3))
+    assert measure(work, timer=timer, min_run_time=0.01).label == "partial"
+    with pytest.raises(TypeError) as caught:
+        measure(3)
+    assert str(caught.value) == "fn: expected a function, got int"
+
+
+class Elsewhere(torch.Tensor):
+    """Says that it is on a GPU: only the attribute is looked at."""
+
+    device = torch.device("cuda:0")
+
+
+def test_an_accelerator_is_waited_for_and_warmed_up_longer(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(1))
+    x = torch.rand(3).as_subclass(Elsewhere)
+    machine = Machine()
+    m = measure(machine.builder(4e-3, lambda x: 1)(), x, timer=machine.clock, min_run_time=0.05)
+    assert len(waits) == machine.calls  # latency: each call alone
+    assert 250 <= m.warmup_calls <= 262  # 1 s for calls above a millisecond
+    waits.clear()
+    m = measure(
+        machine.builder(4e-3, lambda x: 1)(),
+        x,
+        timer=machine.clock,
+        min_run_time=0.05,
+        mode="throughput",
+        num_threads=1,
+    )
+    assert not waits and m.calls_per_sample == 3
+
+
+def test_device_mode_is_cold_and_counts_single_calls(monkeypatch):
+    import sys
+    import types
+
+    testing = types.ModuleType("triton.testing")
+    machine = Machine()
+    testing.do_bench = lambda fn, **options: [(fn(), 4e-2)[1]]
+    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, "triton.testing", testing)
+    x = torch.rand(3).as_subclass(Elsewhere)
+    fn = machine.builder(1e-3, lambda x: 1)()
+    m = measure(fn, x, timer=machine.clock, mode="device", min_run_time=0.05, warmup_time=0.0)
+    assert (m.mode, m.cache, m.calls_per_sample) == ("device", "cold", 1)
+    assert m.median_s == pytest.approx(4e-5) and not m.warnings
+
+
 # ------------------------------------------------------------------------------------------- samples
 
 

@@ -138,3 +138,118 @@ def test_intervals_show_where_they_differ():
     assert interval(0.031, 75.2) == "[0.031, 75.2]"
     assert interval(0.3, 120.0) == "[0.30, 120]"
     assert interval(None, None) == "-"
+
+
+# ------------------------------------------------------------------------------------------- cell by cell
+
+BAD = row("bad", "invalid", equivalence=WRONG, error=None, share_of_limit=0.5)
+LOST = row("lost", "error", equivalence=None, error="E: boom", share_of_limit=0.5)
+FAST = row("fast", share_of_limit=0.256)
+BARE = row("bare", "inconclusive", speedup=None, ci_low=None, ci_high=None, equivalence=None)
+
+
+def test_cells_of_every_kind_of_row():
+    shown = table(FAST, BAD, LOST, BARE, baseline_share_of_limit=0.1249, confidence=0.9)
+    assert shown.cells() == [
+        ["", "time", "speedup", "90% interval", "verdict", "same answer", "limit"],
+        ["baseline", "1.50 ms", "", "", "baseline", "", "12 %"],
+        ["fast", "750 µs", "2.00x", "[1.90, 2.10]", "faster", "bitwise", "26 %"],
+        ["bad", "-", "-", "-", "invalid", "different", "-"],
+        ["lost", "-", "-", "-", "error", "-", "-"],
+        ["bare", "750 µs", "-", "-", "inconclusive", "-", "-"],
+    ]
+    assert shown.notes() == ["bad: output: 3 of 4 values differ", "lost: E: boom"]
+
+
+def test_the_limit_has_a_column_only_where_one_is_known():
+    assert "limit" not in table(row("a")).cells()[0]
+    assert table(row("a"), baseline_share_of_limit=0.5).cells()[1:] == [
+        ["baseline", "1.50 ms", "", "", "baseline", "", "50 %"],
+        ["a", "750 µs", "2.00x", "[1.90, 2.10]", "faster", "bitwise", "-"],
+    ]
+    assert table(FAST).cells()[1][-1] == "-"
+
+
+def test_the_table_with_a_limit_and_notes():
+    assert str(table(FAST, BAD, baseline_share_of_limit=0.1)).splitlines() == [
+        "latency, hot cache, 2 threads, 6 replicates, margin 2 %",
+        "             time  speedup  95% interval  verdict   same answer  limit",
+        "-" * 70,
+        "baseline  1.50 ms                         baseline                10 %",
+        "fast       750 µs    2.00x  [1.90, 2.10]  faster    bitwise       26 %",
+        "bad             -        -  -             invalid   different        -",
+        "! bad: output: 3 of 4 values differ",
+    ]
+
+
+def test_the_html_in_full():
+    left = ' style="text-align: left"'
+    assert table(row("a", warnings=("w: x",)))._repr_html_().splitlines() == [
+        "<p>latency, hot cache, 2 threads, 6 replicates, margin 2 %</p>",
+        "<table>",
+        "<tr>"
+        + "".join(f"<th{left}>{t}</th>" for t in ("", "time", "speedup", "95% interval", "verdict", "same answer"))
+        + "</tr>",
+        "<tr>" + "".join(f"<td{left}>{t}</td>" for t in ("baseline", "1.50 ms", "", "", "baseline", "")) + "</tr>",
+        "<tr>"
+        + "".join(f"<td{left}>{t}</td>" for t in ("a", "750 µs", "2.00x", "[1.90, 2.10]", "faster", "bitwise"))
+        + "</tr>",
+        "</table>",
+        "<ul><li>a: w: x</li></ul>",
+    ]
+    assert "<ul>" not in table(row("a"))._repr_html_()
+
+
+def test_labels_that_do_not_fit_stand_alone():
+    lines = str(table(row("x" * 30), row("y" * 81), row("z" * 80), row("short"))).splitlines()
+    room = 80 - len("750 µs") - 2 - len("speedup") - 2 - len("[1.90, 2.10]") - 2 - len("baseline") - 2 - 11 - 3
+    assert max(map(len, lines)) <= 80
+    assert "y" * 79 + "…" in lines and "z" * 80 in lines
+    assert any(line.startswith("x" * 30 + "  ") for line in lines) is (room >= 30)
+    after = lines[lines.index("z" * 80) + 1]
+    assert after.startswith(" ") and "2.00x" in after
+
+
+def test_long_notes_are_wrapped_and_indented():
+    lines = str(table(row("a", warnings=("word " * 30,)))).splitlines()[-2:]
+    assert lines[0].startswith("! a: word") and lines[1].startswith("  word") and len(lines[0]) <= 80
+
+
+def test_headline_and_words():
+    one = dataclasses.replace(baseline(), num_threads=1, mode="throughput", cache="cold")
+    shown = Comparison([row("a")], one, min_effect=0.0125, replicates=1)
+    assert shown.headline() == "throughput, cold cache, 1 thread, 1 replicate, margin 1.25 %"
+    with pytest.raises(KeyError) as caught:
+        table(row("a"), row("b"))["c"]
+    assert caught.value.args == ("'c'; rows: a, b",)
+
+
+def test_a_measurement_without_interval_and_first_call():
+    shown = str(dataclasses.replace(baseline("f"), ci_low_s=None, ci_high_s=None, first_call_s=None))
+    assert shown.splitlines() == ["f: 1.50 ms, n = 40 x 1", "  latency, hot cache, 2 threads"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (1.0, 1.019, "[1.000, 1.019]"),
+        (1.0, 1.0201, "[1.00, 1.02]"),
+        (9.99, 9.999, "[9.990, 9.999]"),
+        (10.0, 10.01, "[10.0, 10.0]"),
+        (99.0, 101.0, "[99.0, 101]"),
+        (0.09, 0.2, "[0.090, 0.20]"),
+        (0.1, 0.2, "[0.10, 0.20]"),
+        (1.0, None, "-"),
+        (None, 1.0, "-"),
+    ],
+)
+def test_ends_of_an_interval(low, high, text):
+    assert interval(low, high) == text
+
+
+@pytest.mark.parametrize(
+    ("speedup", "text"),
+    [(0.0999, "0.100x"), (0.1, "0.10x"), (9.994, "9.99x"), (10.0, "10.0x"), (100.0, "100x"), (1e6, "1000000x")],
+)
+def test_digits_of_a_speedup(speedup, text):
+    assert table(row("a", speedup=speedup)).cells()[2][2] == text

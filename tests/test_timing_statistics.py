@@ -127,6 +127,87 @@ def test_effective_n_counts_independent_values():
     assert statistics.effective_n(np.ones(50)) == 50
 
 
+def worth(values):
+    """effective_n written out: a sum over lags until a correlation of signs is no more than chance."""
+    n = len(values)
+    signs = [float(np.sign(v - np.median(values))) for v in values]
+    power = sum(s * s for s in signs)
+    tau = 1.0
+    for lag in range(1, n // 3):
+        rho = sum(signs[i] * signs[i + lag] for i in range(n - lag)) / power
+        if rho <= 1 / math.sqrt(n):
+            break
+        tau += 2 * rho
+    return n / tau
+
+
+@pytest.mark.parametrize("n", [12, 13, 31, 60])
+def test_effective_n_in_figures(n):
+    rng = np.random.default_rng(n)
+    walk = np.cumsum(rng.normal(size=n))
+    for values in (np.arange(float(n)), walk, np.sin(np.arange(n) / 3.0), rng.normal(size=n)):
+        assert statistics.effective_n(values) == pytest.approx(worth(values))
+    assert statistics.effective_n(np.arange(float(n))) < n / 2
+
+
+def test_few_values_are_taken_as_independent():
+    assert statistics.effective_n(np.arange(11.0)) == 11.0
+    assert statistics.effective_n(np.array([1.0] * 7 + [2.0] * 3 + [3.0] * 2)) < 12.0
+    assert isinstance(statistics.effective_n(np.ones(3)), float)
+
+
+@pytest.mark.parametrize(
+    ("n_eff", "ends"),
+    [
+        (None, (6.0, 15.0)),
+        (20.0, (6.0, 15.0)),
+        (999.0, (6.0, 15.0)),
+        (10.0, (3.0, 18.0)),
+        (9.9, (4.0, 17.0)),
+        (6.0, (3.0, 18.0)),
+    ],
+)
+def test_ranks_are_stretched_from_n_eff_to_n(n_eff, ends):
+    assert statistics.order_interval(np.arange(1.0, 21.0), 0.95, n_eff) == ends
+    assert statistics.order_interval(np.arange(1.0, 21.0), 0.95, 5.9) is None
+
+
+def test_confidence_sets_the_ranks():
+    values = np.arange(1.0, 101.0)
+    assert statistics.order_interval(values, 0.5) == (47.0, 54.0)
+    assert statistics.order_interval(values, 0.95) == (40.0, 61.0)
+    assert statistics.order_interval(values, 0.999) == (34.0, 67.0)
+
+
+def test_one_replicate_in_figures():
+    found = statistics.within(np.array([5.0, 1.0, 4.0, 2.0, 3.0, 9.0, 7.0, 8.0, 6.0]), 0.95)
+    assert found == Within(5.0, 3.0, 9, 9.0)  # from the second to the eighth
+    assert statistics.within(np.array([1.0, 2.0, 9.0]), 0.95) == Within(2.0, None, 3, 3.0)
+
+
+def test_combined_in_figures():
+    parts = [Within(0.0, 0.3, 9, 9.0), Within(0.2, None, 3, 3.0), Within(0.1, 0.1, 9, 9.0)]
+    found = statistics.combine(parts, 0.9)
+    assert found.center == pytest.approx(0.1) and found.between_sd == pytest.approx(0.1)
+    assert found.within_halfwidth == pytest.approx(0.2)
+    assert found.between_halfwidth == pytest.approx(2.919986 * 0.1 / math.sqrt(3))  # t(2, 95 %) = 2.919986
+    assert found.halfwidth == found.within_halfwidth
+    assert statistics.combine(parts[:1], 0.9) == Estimate(0.0, 0.3, 0.3, None, None)
+
+
+def test_an_estimate_on_the_edge_of_the_margin_is_inside():
+    edge = math.log1p(0.02)
+    assert statistics.verdict(estimate(edge, 0.0), 0.02) == "equivalent"
+    assert statistics.verdict(estimate(-edge, 0.0), 0.02) == "equivalent"
+
+
+def test_needed_rounds_is_at_least_one_more():
+    assert statistics.needed_rounds(estimate(0.5, 1e-9), 10, 0.02) == 11
+    assert statistics.needed_rounds(estimate(-0.5, 1e-9), 10, 0.02) == 11
+    margin = math.log1p(0.02)
+    assert statistics.needed_rounds(estimate(-3 * margin, 4.01 * margin), 100, 0.02) == 403
+
+
 def test_half_width_is_the_larger_of_between_and_within():
     same = [Within(0.10, 0.03, 20, 20.0)] * 4
     assert statistics.combine(same, 0.95).halfwidth == 0.03  # replicates agree by luck: the inner width stays
@@ -229,3 +310,34 @@ def test_batches_leave_time_to_look_at_the_clock():
     assert rounds.batch_rounds(10.0, 0.1, 8) == 1
     assert rounds.batch_rounds(1e-9, 100.0, 8) == rounds.MAX_BATCH_SAMPLES // 8
     assert rounds.batch_rounds(0.01, -1.0, 8) == 1
+
+
+def test_a_batch_is_a_quarter_of_the_time_left():
+    assert rounds.batch_rounds(1.0, 39.9, 8) == 9
+    assert rounds.batch_rounds(0.0, 1.0, 16) == 250
+    assert rounds.batch_rounds(1e-9, 100.0, 7) == 571
+    assert rounds.batch_rounds(1.0, 7.0, 8) == 1
+
+
+def test_stamps_of_each_contender_in_order():
+    found = rounds.by_contender([0, 2, 2, 0], [1.0, 2.0, 3.0, 4.0])
+    assert {index: values.tolist() for index, values in found.items()} == {0: [1.0, 4.0], 2: [2.0, 3.0]}
+    assert all(type(index) is int for index in found)
+    ratios = rounds.log_ratios(np.array([2.0, 0.0]), np.array([1.0, 1.0]))
+    assert ratios[0] == pytest.approx(math.log(2)) and ratios[1] < -700
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_the_collector_is_as_it_was_after_a_batch(collecting):
+    import gc
+
+    seen = []
+    (gc.enable if collecting else gc.disable)()
+    try:
+        rounds.take([0], {0: lambda: seen.append(gc.isenabled())}, {0: len}, {0: 0}, [-1])
+        assert gc.isenabled() is collecting and seen == [False]
+        with pytest.raises(ZeroDivisionError):
+            rounds.take([0], {0: lambda: 1 / 0}, {0: len}, {0: 0}, [-1])
+        assert gc.isenabled() is collecting
+    finally:
+        gc.enable()

@@ -199,26 +199,30 @@ def _run(order: dict[str, Any], label: str, cache: str, env: dict[str, str] | No
         **(env or {}),
     }
     with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
+        result, written = Path(folder) / "result.json", Path(folder) / "output.txt"
         text = json.dumps(order | {"cache": cache, "result": str(result)})
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(CHILD)],  # -P: this folder has a statistics.py of its own
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
+        with written.open("w") as output:  # not a pipe: a compiler that outlives the process would keep it open
+            process = subprocess.Popen(
+                [sys.executable, "-P", str(CHILD)],  # -P: this folder has a statistics.py of its own
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
         try:
-            output, _ = process.communicate(text, timeout=timeout)
+            process.communicate(text, timeout=timeout)
         except subprocess.TimeoutExpired:
             raise CallableFailedError(f"{label!r}: the fresh process took more than {timeout:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        found = json.loads(result.read_text()) if result.exists() else {"stage": "start", "error": _last_line(output)}
+        if result.exists():
+            found = json.loads(result.read_text())
+        else:
+            found = {"stage": "start", "error": _last_line(written.read_text(errors="replace"))}
     if "error" in found:
         raise CallableFailedError(f"{label!r} failed in a fresh process at {found['stage']}: {found['error']}"[:500])
     return ColdRun(**{name: found[name] for name in ColdRun.__dataclass_fields__})
