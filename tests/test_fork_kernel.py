@@ -81,6 +81,7 @@ def all_gone(processes):
 # ------------------------------------------------------------------------------------------------- as new as new ones
 
 LOOK = """\
+import sets_a_variable
 import gc, json, os, signal, sys
 here = {
     "names": sorted(name for name in globals() if name != "here"),
@@ -103,8 +104,10 @@ def three(tmp_path_factory):
     folder = tmp_path_factory.mktemp("three")
     paths = [toy(folder, name, ("", LOOK)) for name in ("01_a", "02_b", "03_c")]
     ask_for_fresh(paths[1])
+    library = tmp_path_factory.mktemp("library")
+    (library / "sets_a_variable.py").write_text("import os\nos.environ.setdefault('SET_BY_AN_IMPORT', '1')")
     with pytest.MonkeyPatch.context() as patch:  # the kernels' folder may also be the first of PYTHONPATH
-        patch.setattr(launch, "python_path", lambda: os.pathsep.join([str(folder), str(ROOT)]))
+        patch.setattr(launch, "python_path", lambda: os.pathsep.join([str(folder), str(library), str(ROOT)]))
         outcomes, texts, lines = run(paths, folder / "out")
     assert [outcome.state for outcome in outcomes] == ["done"] * 3 and lines == []
     return [text.strip().split("|") for text in texts]
@@ -113,6 +116,7 @@ def three(tmp_path_factory):
 def test_a_forked_kernel_looks_like_a_plain_one(three):
     forked, plain, again = (json.loads(state) for state, _ in three)
     assert forked == plain and again == plain
+    assert plain["environment"]["SET_BY_AN_IMPORT"] == "1"
     assert plain["leads"] == [True, True] and plain["ours"] == [] and "inline" in plain["backend"]
 
 
@@ -133,9 +137,11 @@ import json, os, random, sys, threading
 import numpy as np
 import torch
 import matplotlib.pyplot as plt
+from utils.rows import measured
 state = {"leaks": ["leaked" in globals(), os.environ.get("LEAKED"), "leaked" in sys.modules, torch.get_num_threads()],
          "dtype": str(torch.get_default_dtype()), "cuda": torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()}
 state["random"] = [random.random(), np.random.rand(), torch.rand(1).item(), torch.initial_seed()]
+state["random"].append(measured("toy")["run_id"])
 x = torch.ones(300, 300)
 state["works"] = [(x @ x).sum().item(), (np.ones((300, 300)) @ np.ones((300, 300))).sum()]
 print(json.dumps(state) + "|" + str(os.getppid()))

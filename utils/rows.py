@@ -20,6 +20,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import glob
 import hashlib
 import json
@@ -47,7 +48,14 @@ VERDICTS = ("faster", "slower", "equivalent", "inconclusive", "invalid", "error"
 _AVERAGED = ("faster", "slower", "equivalent", "inconclusive")
 _REQUIRED = {"measured": ("recipe", "run_id", "date", "device_name"), "reported": ("recipe", "source")}
 _ROOT = Path(__file__).resolve().parent.parent
-_RUN_ID = uuid.uuid4().hex[:12]
+
+
+@functools.cache
+def _run_id(process: int) -> str:
+    """An id for the rows of this process; one that was forked with this module loaded gets its own."""
+    return uuid.uuid4().hex[:12]
+
+
 # An absolute path: a slash that follows no word, dot, slash or colon (so no URL, no "owner/name", no "B/s").
 _PATH = re.compile(r"(?<![\w/.:])~?(?:/[\w.+@%~-]+)+/?")
 
@@ -121,7 +129,7 @@ def measured(
     row: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "provenance": "measured",
-        "run_id": os.environ.get("COOKBOOK_RUN_ID") or _RUN_ID,
+        "run_id": os.environ.get("COOKBOOK_RUN_ID") or _run_id(os.getpid()),
         "recipe": recipe,
         "code_hash": code_hash(notebook) if notebook else None,
     }

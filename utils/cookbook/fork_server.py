@@ -173,14 +173,20 @@ def become_kernel(request: dict, files: list[int]) -> None:
     os.dup2(stdout, 1), os.dup2(stderr, 2)
     os.close(stdout), os.close(stderr)
     os.chdir(request["cwd"])
+    changed = changes(request["before"])
     os.environ.clear()
-    os.environ.update(request["env"])
+    os.environ.update(request["env"] | changed)
     sys.argv[:] = ["-c", *request["arguments"]]
     sys.path.insert(0, "")  # ipykernel_launcher takes it away, as of every `python -c`
     reseed()
     tell(status, pid=os.getpid())
     os.close(status)
     watch(int(os.environ["JPY_PARENT_PID"]))
+
+
+def changes(before: dict[str, str]) -> dict[str, str]:
+    """Variables that imports have set in this process: in a new process they would set them too."""
+    return {name: value for name, value in os.environ.items() if before.get(name) != value}
 
 
 def reseed() -> None:
@@ -195,13 +201,15 @@ def reseed() -> None:
 def main() -> None:
     control, order = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
     watch(int(os.environ["JPY_PARENT_PID"]))
+    before = dict(os.environ)
     # A kernel sets this before the notebook imports matplotlib, which reads it once.
     inline = os.environ.setdefault("MPLBACKEND", INLINE) == INLINE
     refusal = preload(**order)
     if inline:
-        del os.environ["MPLBACKEND"]
+        os.environ.pop("MPLBACKEND", None)
     sys.stdout.flush(), sys.stderr.flush()
-    become_kernel(*serve(control, refusal))
+    request, files = serve(control, refusal)
+    become_kernel(request | {"before": before}, files)
 
 
 if __name__ == "__main__":
