@@ -108,14 +108,15 @@ def test_too_much_noise_is_not_faster(monkeypatch):
     assert row.verdict == "inconclusive" and not row.kept and "would settle it" in row.reason
 
 
-def test_another_answer_is_never_kept_however_fast(monkeypatch):
+@pytest.mark.parametrize("shift", [1.0, 1e-3])  # the second would be good enough for a lossy step
+def test_another_answer_is_never_kept_however_fast(monkeypatch, shift):
     class Peeks(Net):
         def forward(self, x):
-            return super().forward(x, 1.0 if torch.is_inference_mode_enabled() else 0.0)
+            return super().forward(x, shift if torch.is_inference_mode_enabled() else 0.0)
 
     Table(FAST).install(monkeypatch)
     found = prescribe(lambda: Peeks().eval(), image)
-    assert found["inference mode"].verdict == "invalid" and "different" not in found.kept
+    assert found["inference mode"].verdict == "invalid"
     assert found["torch.compile"].verdict == "invalid" and found["torch.compile"].reason
     assert found.kept == ("1 thread", "linearize", "channels_last")
 
