@@ -1,0 +1,181 @@
+"""Recipe 20: its functions away from the notebook, its recorded rows, and whole runs."""
+
+import math
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+import utils.machine
+from utils.models.qwen3_vl_caption import captioner
+from utils.rows import read_rows, recorded_rows
+
+RECIPE = "20_qwen3_vl_captioning"
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / f"{RECIPE}.ipynb"
+
+
+def code_cells():
+    return [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+
+
+def tags(cell):
+    return set(cell.metadata.get("tags", []))
+
+
+def claims_of(text: str) -> dict[str, str]:
+    """Verdict by claim, from the lines that the cell `claims` prints."""
+    return {line[:4].strip(): line[4:25].strip() for line in text.splitlines()}
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch):
+    """Undo what the recipe leaves in a process: the TF32 switch; and run where `auto` means the CPU."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
+    monkeypatch.setenv("COOKBOOK_DEVICE", "cpu")
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    """The names that the cells before the first check define; nothing is drawn or timed."""
+    names = {}
+    for cell in code_cells():
+        if "check" in tags(cell):
+            break
+        if not tags(cell) & {"machine"}:
+            exec(cell.source, names)
+    return names
+
+
+def test_the_fit_finds_what_the_times_were_made_of(recipe):
+    sizes = [1, 4, 9]
+    a, b = recipe["fit"](sizes, [60 * n / (2.5 + 0.25 * n) for n in sizes])
+    assert math.isclose(a, 2.5) and math.isclose(b, 0.25)
+
+
+def test_clips_become_patches_in_the_order_of_the_library(recipe):
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+
+    frames = recipe["film"](3)
+    if not hasattr(Qwen3VLVideoProcessor, "patchify"):
+        pytest.skip("this version of transformers has no patchify")
+    expected, *grid = Qwen3VLVideoProcessor.patchify(None, frames[None], 16, 2, 2)
+    assert grid == [4, 4, 4] and torch.equal(recipe["patches"](frames), expected[0])
+    assert not torch.equal(recipe["film"](4), frames) and torch.equal(recipe["film"](3), frames)
+
+
+@pytest.mark.parametrize("steps", [["linear"], ["cache"], ["sdpa"], ["linear", "cache", "sdpa"]])
+def test_every_step_writes_the_same_tokens(recipe, steps):
+    model, pixels = captioner("tiny", seed=5), recipe["clips"](3, first=7)
+    with torch.inference_mode():
+        tokens, scores = recipe["stack"](model, [], 3, words=5)(pixels)
+        other, close = recipe["stack"](model, steps, 3, words=5)(pixels)
+    assert tokens.shape == (3, 5) and torch.equal(other, tokens)
+    torch.testing.assert_close(close, scores, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_stays_near(recipe):
+    model, pixels = captioner("tiny", seed=5), recipe["clips"](3)
+    with torch.inference_mode():
+        exact = recipe["stack"](model, ["cache"], 3, words=2)(pixels)[1]
+        near = recipe["stack"](model, ["cache", "bfloat16"], 3, words=2)(pixels)[1]
+    apart = (near - exact).norm() / exact.norm()
+    assert 1e-5 < apart < 0.05
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.skipif(not utils.machine.has_compiler(), reason=utils.machine.missing("compiler"))
+def test_compiled_writing_is_the_same_and_compiles_once(recipe):
+    model = captioner("tiny", seed=5)
+    torch._dynamo.reset()
+    run = recipe["stack"](model, ["cache", "sdpa", "compile"], 2, words=4)
+    plain = recipe["stack"](model, ["cache", "sdpa"], 2, words=4)
+    with torch.inference_mode():
+        for first in (0, 2):
+            pixels = recipe["clips"](2, first=first)
+            assert torch.equal(run(pixels)[0], plain(pixels)[0])
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+    assert graphs == 1
+
+
+def test_the_report_is_recorded_as_reported():
+    rows = [row for row in recorded_rows(RECIPE) if row["provenance"] == "reported"]
+    clips = {
+        row["case.batch"]: (row["baseline_clips_per_minute"], row["clips_per_minute"])
+        for row in rows
+        if row["kind"] == "clips"
+    }
+    assert clips == {1: (1.8, 19.5), 8: (1.9, 71.0), 16: (None, 104.6), 32: (None, 123.8)}
+    assert {row["claim"] for row in rows if "claim" in row} == {"Q2", "Q3", "Q4", "Q5", "Q6", "Q7", "Q9"}
+    assert all(row["source"] for row in rows)
+
+
+def test_the_recorded_kept_stack_beats_the_best_plain_form():
+    """Each step on top is measured against the steps kept before it; the last against the best plain form."""
+    steps = [row for row in recorded_rows(RECIPE) if row.get("kind") == "step" and row["case.way"] == "on top"]
+    assert steps
+    for run in {row["run_id"] for row in steps}:
+        kept = []
+        for row in (row for row in steps if row["run_id"] == run):
+            assert row["baseline_label"] == ("+".join(kept) or "nothing") and row["same"]
+            kept += [row["label"]] * (row["verdict"] == "faster")
+    best = [row for row in steps if row.get("headline")]
+    assert best and all(row["verdict"] == "faster" and row["ci_low"] > 1 for row in best)
+    assert all({"cache", "sdpa", "bfloat16"} <= set(row["baseline_label"].split("+")) for row in best)
+
+
+def test_other_parameters_give_complete_rows(tmp_path, capsys, monkeypatch):
+    """Every code cell, in this process: a kernel of its own would only cost time. Without a compiler, too."""
+    monkeypatch.setattr(utils.machine, "has_compiler", lambda: False)
+    given = {"seed": 1, "side": 32, "words": 3, "batches": [1, 2], "batch": 2, "min_run_time": 0.01}
+    given |= {"rows": str(tmp_path / "rows.jsonl")}
+    names, shown = {}, {}
+    for cell in code_cells():
+        exec(cell.source, names)
+        if "parameters" in tags(cell):
+            assert given.keys() <= names.keys()
+            names |= given
+        out = capsys.readouterr().out
+        for tag in tags(cell):
+            shown[tag] = shown.get(tag, "") + out
+    assert claims_of(shown["claims"]).keys() == {"Q5", "Q6", "Q7"}
+    assert "needs a C++ compiler" in shown["limits"]
+    rows = read_rows(given["rows"])
+    assert not [row["error"] or row["same_reason"] for row in rows if row.get("verdict") in ("error", "invalid")]
+    sweep = {(row["label"], row["case.batch"]) for row in rows if row.get("kind") == "sweep"}
+    assert sweep == {(name, many) for name in ("one by one", "conv3d", "linear") for many in (1, 2)}
+    steps = {(row["label"], row["case.way"]) for row in rows if row.get("kind") == "step"}
+    assert steps == {(s, way) for s in ("linear", "cache", "sdpa", "bfloat16") for way in ("alone", "on top")}
+    assert [row["label"] for row in rows if row.get("headline")] == ["kept stack"]
+    for row in rows:
+        assert row["provenance"] == "measured" and row["code_hash"] and row["param.side"] == 32
+
+
+def test_a_slow_form_is_not_tried_with_more_clips(tmp_path, capsys):
+    """With no patience at all only the repair goes on, as in the report."""
+    names = {}
+    for cell in code_cells():
+        if tags(cell) & {"machine", "figure", "check", "control", "cost"} and "def fit" not in cell.source:
+            continue
+        exec(cell.source, names)
+        if "parameters" in tags(cell):
+            names |= {"side": 32, "words": 2, "batches": [1, 2, 3], "min_run_time": 0.01, "patience": 0.0}
+        if "measure" in tags(cell):
+            break
+    tried = {name: list(rates) for name, rates in names["speed"].items()}
+    assert tried == {"one by one": [1], "conv3d": [1], "linear": [1, 2, 3]}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path):
+    papermill = pytest.importorskip("papermill")
+    rows = str(tmp_path / "rows.jsonl")
+    given = {"device": "cuda", "size": "small", "side": 128, "rows": rows}
+    done = papermill.execute_notebook(str(NOTEBOOK), str(tmp_path / "out.ipynb"), parameters=given, progress_bar=False)
+    cell = next(cell for cell in done.cells if "claims" in cell.metadata.get("tags", []))
+    assert claims_of("".join(output.text for output in cell.outputs))["Q6"] == "confirmed"
+    found = read_rows(rows)
+    assert {row.get("kind") for row in found} >= {"sweep", "step", "final", "profile"}
+    assert all(row["device"].startswith("cuda") and row["driver"] for row in found)
+    assert not [row["label"] for row in found if row.get("verdict") == "invalid"]
