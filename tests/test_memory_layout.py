@@ -83,6 +83,53 @@ def test_operations_that_keep_it_are_no_copies(fn):
     assert trace(last(Call(fn)), image(2, 3, 16, 16)).copies == []
 
 
+class Apply(nn.Module):
+    """Applies a function, after a module that a 4-D tensor passes."""
+
+    def __init__(self, fn):
+        super().__init__()
+        self.first, self.fn = nn.Identity(), fn
+
+    def forward(self, x):
+        return self.fn(self.first(x))
+
+
+def copies_of(fn, x):
+    return [(copy.source, copy.target, copy.nbytes) for copy in trace(Apply(fn), x).copies]
+
+
+def test_a_conversion_by_hand_with_permute_is_a_copy():
+    to_nhwc = lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # noqa: E731
+    x = torch.randn(2, 3, 4, 5)
+    assert copies_of(to_nhwc, x) == [(CONTIGUOUS, CHANNELS_LAST, x.nbytes)]
+    assert copies_of(to_nhwc, last(x)) == []  # it is NHWC already: `contiguous` does nothing
+    volume = torch.randn(2, 3, 4, 5, 6)
+    by_hand = lambda v: v.permute(0, 2, 3, 4, 1).clone(memory_format=torch.contiguous_format)  # noqa: E731
+    assert copies_of(by_hand, volume) == [(CONTIGUOUS, CHANNELS_LAST, volume.nbytes)]
+
+
+def test_a_conversion_by_hand_back_is_a_copy():
+    def to_nchw(x):  # x holds NHWC numbers; they are written into NCHW memory
+        return torch.empty(2, 3, 4, 5).permute(0, 2, 3, 1).copy_(x)
+
+    x = torch.randn(2, 4, 5, 3)
+    assert copies_of(to_nchw, x) == [(CHANNELS_LAST, CONTIGUOUS, x.nbytes)]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.transpose(1, 2).contiguous(),  # heads before tokens, as in attention
+        lambda x: x.transpose(2, 3).contiguous(),  # a transposed matrix in each head
+        lambda x: x[:, :1].permute(0, 2, 3, 1).contiguous(),  # one channel: both formats at once
+        lambda x: x[:, :, :1].permute(0, 2, 3, 1).contiguous(),  # height 1: not told from a transposed matrix
+        lambda x: x[:, ::2].contiguous(),  # fewer numbers, not another order
+    ],
+)
+def test_other_copies_change_no_format(fn):
+    assert copies_of(fn, torch.randn(2, 4, 6, 5)) == []
+
+
 def test_one_channel_is_unclear_and_blames_nobody():
     report = trace(last(nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 1, 3))), image(2, 1, 16, 16))
     assert [step.change for step in report.steps] == ["unclear", "unclear"]
@@ -134,6 +181,51 @@ def test_nothing_is_left_behind_also_after_an_error():
 def test_wrong_arguments_are_named(model, inputs, message):
     with pytest.raises(ValueError, match=message):
         trace(model, *inputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "message"),
+    [
+        (
+            nn.Conv2d(3, 4, 3),
+            image(1, 4, 8, 8),
+            r"\(model\) \(Conv2d\) got a tensor \(1, 4, 8, 8\); expected in_channels=3",
+        ),
+        (nn.Conv2d(3, 4, 3), torch.randn(8, 8), r"got a tensor \(8, 8\); expected in_channels=3"),
+        (Call(lambda x: x[:, :6]), image(1, 3, 8, 8), r"^second \(Conv2d\) got .* expected in_channels=8"),
+        (
+            nn.Sequential(nn.GroupNorm(2, 4)),
+            image(1, 6, 8, 8),
+            r"^0 \(GroupNorm\) got .* num_channels=4 in dimension 1",
+        ),
+        (nn.BatchNorm2d(4), image(1, 6, 8, 8), "num_features=4"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(8, 2)), image(1, 6, 8, 9), r"^1 \(Linear\) got .* in_features=8"),
+        (nn.Conv2d(3, 4, 3), image(1, 3, 8, 8).double(), r"got torch\.float64; expected torch\.float32, as its weight"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_a_layer_is_named_in_one_line(model, given, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        trace(model, given)
+    assert "\n" not in str(caught.value)
+    assert hooks(model) == 0
+
+
+def test_what_fits_is_not_refused():
+    assert trace(nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3)), image(1, 3, 8, 8)).steps
+    half = nn.Sequential(nn.BatchNorm2d(3))  # 16 bits in, float32 weights: torch takes it
+    assert trace(half.eval(), image(1, 3, 8, 8).bfloat16()).kept
+    with torch.autocast("cpu", torch.bfloat16):
+        assert trace(nn.Sequential(nn.Conv2d(3, 4, 3)), image(1, 3, 8, 8).bfloat16()).steps
+    unbatched = nn.Sequential(nn.Identity(), nn.Flatten(0, 1), nn.Conv2d(3, 4, 3))  # the last gets [3, H, W]
+    assert trace(unbatched, torch.randn(1, 3, 8, 8)).steps
+
+
+@pytest.mark.parametrize(("given", "words"), [((), {"y": 1}), ((1,), {})])
+def test_arguments_that_the_model_does_not_take(given, words):
+    x = image(1, 3, 8, 8)
+    with pytest.raises(TypeError, match=r"Conv2d: .*; expected the arguments of forward\(") as caught:
+        trace(nn.Conv2d(3, 4, 3), x, *given, **words)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_function_is_no_model():

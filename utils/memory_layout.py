@@ -11,11 +11,16 @@ strides of what really flows.
 Terms: "channels_last" is NHWC for 4-D tensors and NDHWC for 5-D, "contiguous" is NCHW or NCDHW. A tensor with one
 channel, or with one pixel, is both at once: it says nothing, and neither keeps nor loses a format.
 
-What is not seen: conversions inside one operation, such as a library that reorders a filter for itself.
+A copy also counts when it is written as NHWC by hand: `x.permute(0, 2, 3, 1).contiguous()` moves the same bytes.
+
+What is not seen: conversions inside one operation, such as a library that reorders a filter for itself; copies of fewer
+than 4 dimensions (an image that became a sequence); and a copy by hand when height or width is 1, because it looks like
+a transposed matrix.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +33,18 @@ from torch.utils._pytree import tree_leaves
 
 CHANNELS_LAST, CONTIGUOUS, BOTH, OTHER = "channels_last", "contiguous", "both", "other"
 _CHANNEL_DIM = 1
+_COPIES = ("clone", "_to_copy", "copy_", "contiguous")
+# What a layer expects: the attribute that holds the number, and the dimension of the input that must have it.
+_SIZES: dict[type, tuple[str, int]] = {
+    nn.Conv2d: ("in_channels", -3),
+    nn.ConvTranspose2d: ("in_channels", -3),
+    nn.Conv3d: ("in_channels", -4),
+    nn.ConvTranspose3d: ("in_channels", -4),
+    nn.BatchNorm2d: ("num_features", -3),
+    nn.BatchNorm3d: ("num_features", -4),
+    nn.GroupNorm: ("num_channels", _CHANNEL_DIM),
+    nn.Linear: ("in_features", -1),
+}
 
 
 def memory_format(tensor: torch.Tensor) -> str:
@@ -45,6 +62,22 @@ def memory_format(tensor: torch.Tensor) -> str:
     last = [0, *range(2, tensor.dim()), _CHANNEL_DIM]
     found = (_dense_in_order(tensor, plain), _dense_in_order(tensor, last))
     return {(True, True): BOTH, (True, False): CONTIGUOUS, (False, True): CHANNELS_LAST}.get(found, OTHER)
+
+
+def _reordered(source: torch.Tensor, target: torch.Tensor) -> tuple[str, str] | None:
+    """The formats (from, to) between which a copy of `source` into `target`, of one shape, moved the numbers."""
+    names = memory_format(source), memory_format(target)
+    if set(names) == {CHANNELS_LAST, CONTIGUOUS}:
+        return names
+    # Shapes written as NHWC: dense in this order is channels_last, and the channel outermost is contiguous.
+    channel_outermost = [0, source.dim() - 1, *range(1, source.dim() - 1)]
+    if source.layout is not torch.strided or target.layout is not torch.strided or 1 in source.shape[1:]:
+        return None
+    if names[1] == CONTIGUOUS and _dense_in_order(source, channel_outermost):
+        return CONTIGUOUS, CHANNELS_LAST
+    if names[0] == CONTIGUOUS and _dense_in_order(target, channel_outermost):
+        return CHANNELS_LAST, CONTIGUOUS
+    return None
 
 
 def _dense_in_order(tensor: torch.Tensor, order: list[int]) -> bool:
@@ -124,8 +157,9 @@ def trace(model: nn.Module, *inputs: Any, **kwargs: Any) -> LayoutReport:
     modules; it is named by the module that it ran in.
 
     The model's outputs, hooks, training flag and weights are left as they were, also after an error. Raises TypeError
-    when `model` is no module, ValueError when no input is given, when tensors lie on several devices, or when no
-    4-D or 5-D tensor passes any module.
+    when `model` is no module or does not take these arguments; ValueError when no tensor is given, when tensors lie on
+    several devices, when a layer of torch.nn gets another number of channels or another dtype than its weights have
+    (the layer is named), or when no 4-D or 5-D tensor passes any module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}; expected an nn.Module")
@@ -135,6 +169,7 @@ def trace(model: nn.Module, *inputs: Any, **kwargs: Any) -> LayoutReport:
     devices = {str(t.device) for t in [*given, *model.parameters(), *model.buffers()]}
     if len(devices) > 1:
         raise ValueError(f"tensors on several devices ({', '.join(sorted(devices))}); expected one: model.to(device)")
+    _refuse_other_arguments(model, inputs, kwargs)
     steps: list[LayoutStep] = []
     where: list[str] = []
     watch = _CopyWatch(where)
@@ -151,7 +186,11 @@ def _hooks(model: nn.Module, steps: list[LayoutStep], where: list[str]) -> Itera
     handles = []
 
     def enter(path: str) -> Any:
-        return lambda module, args: where.append(path)
+        def hook(module: nn.Module, args: Any) -> None:
+            _refuse_misfit(path, module, args)
+            where.append(path)
+
+        return hook
 
     def leave(path: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -171,6 +210,31 @@ def _hooks(model: nn.Module, steps: list[LayoutStep], where: list[str]) -> Itera
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _refuse_other_arguments(model: nn.Module, inputs: tuple, kwargs: dict) -> None:
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return  # written in C++: it has no signature to look at
+    try:
+        signature.bind(*inputs, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{type(model).__name__}: {error}; expected the arguments of forward{signature}") from None
+
+
+def _refuse_misfit(path: str, module: nn.Module, args: Any) -> None:
+    """Say which layer gets a tensor that its weights do not fit. Subclasses may convert by themselves: not judged."""
+    given = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    if type(module) not in _SIZES or given is None:
+        return
+    name, dim = _SIZES[type(module)]
+    expected, layer = getattr(module, name), f"{path} ({type(module).__name__})"
+    if given.dim() < abs(dim) + (dim > 0) or given.shape[dim] != expected:
+        raise ValueError(f"{layer} got a tensor {tuple(given.shape)}; expected {name}={expected} in dimension {dim}")
+    normalises = not name.startswith("in_")  # a normalisation takes 16 bits with float32 weights
+    if not normalises and given.dtype != module.weight.dtype and not torch.is_autocast_enabled(given.device.type):
+        raise ValueError(f"{layer} got {given.dtype}; expected {module.weight.dtype}, as its weight")
 
 
 def _note(path: str, module: nn.Module, given: Any, output: Any, steps: list[LayoutStep]) -> None:
@@ -198,7 +262,7 @@ def _first_format(tree: Any) -> str | None:
 
 
 class _CopyWatch(TorchDispatchMode):
-    """Notes operations that read channels_last and write contiguous, or the other way round, element by element."""
+    """Notes copies whose numbers lie in another order than what they read: NCHW to NHWC, or the other way round."""
 
     def __init__(self, where: list[str]) -> None:
         super().__init__()
@@ -209,10 +273,7 @@ class _CopyWatch(TorchDispatchMode):
         if isinstance(out, torch.Tensor) and out.dim() in (4, 5) and not func.is_view:
             # A copy has the shape of what it reads; a convolution or a pooling is work of its own, seen by its module.
             same = [t for t in args if isinstance(t, torch.Tensor) and t.shape == out.shape]
-            if func.name().split("::")[1].split(".")[0] in ("clone", "_to_copy", "copy_", "contiguous") and same:
-                source = memory_format(same[-1])
-                target = memory_format(out)
-                if {source, target} == {CHANNELS_LAST, CONTIGUOUS}:
-                    path = self.where[-1] if self.where else "(model)"
-                    self.copies.append(LayoutCopy(path, func.name(), source, target, out.nbytes))
+            if func.name().split("::")[1].split(".")[0] in _COPIES and same and (moved := _reordered(same[-1], out)):
+                path = self.where[-1] if self.where else "(model)"
+                self.copies.append(LayoutCopy(path, func.name(), *moved, out.nbytes))
         return out
