@@ -14,8 +14,8 @@ channel, or with one pixel, is both at once: it says nothing, and neither keeps 
 A copy also counts when it is written as NHWC by hand: `x.permute(0, 2, 3, 1).contiguous()` moves the same bytes.
 
 What is not seen: conversions inside one operation, such as a library that reorders a filter for itself; copies of fewer
-than 4 dimensions (an image that became a sequence); and a copy by hand when height or width is 1, because it looks like
-a transposed matrix.
+than 4 dimensions (an image that became a sequence); and a copy by hand of an image of height 1, whose shape written as
+NHWC is both formats at once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _reordered(source: torch.Tensor, target: torch.Tensor) -> tuple[str, str] | 
         return names
     # Shapes written as NHWC: dense in this order is channels_last, and the channel outermost is contiguous.
     channel_outermost = [0, source.dim() - 1, *range(1, source.dim() - 1)]
-    if source.layout is not torch.strided or target.layout is not torch.strided or 1 in source.shape[1:]:
+    if source.layout is not torch.strided or target.layout is not torch.strided:
         return None
     if names[1] == CONTIGUOUS and _dense_in_order(source, channel_outermost):
         return CONTIGUOUS, CHANNELS_LAST
