@@ -474,6 +474,60 @@ def test_errors_say_what_is_wrong():
     wrong(lambda: audit(nn.Linear(4, 4, device="meta"), x.to("meta"), dtype=FP16), ValueError, "weight is on the meta")
     wrong(lambda: audit(nn.Linear(4, 4).half(), x, dtype=FP16), ValueError, "weight is float16 already")
     wrong(lambda: audit(layer, x, dtype=FP16, keep=["wieght"]), ValueError, "nearest: 'weight'")
+    for keep in ("weight", 5, [3]):
+        wrong(lambda keep=keep: audit(layer, x, dtype=FP16, keep=keep), TypeError, "expected a list of patterns")
+
+
+@pytest.mark.parametrize("nothing", [(), [], None, "abc", {}, [None, "abc"]])
+def test_what_holds_no_value_is_no_input(nothing):
+    wrong(lambda: audit(nn.Linear(4, 4), nothing, dtype=FP16), ValueError, "inputs: none given")
+    wrong(lambda: audit(nn.Linear(4, 4), input=nothing, dtype=FP16), ValueError, "inputs: none given")
+
+
+def test_inputs_and_weights_that_are_not_finite_are_refused():
+    layer, bad = nn.Linear(4, 4), torch.ones(2, 4)
+    bad[1, 2] = math.nan
+    wrong(lambda: audit(layer, bad, dtype=BF16), ValueError, "input 0 holds NaN: 1 of 8 values")
+    bad[1, 2] = math.inf
+    wrong(lambda: audit(layer, bad, dtype=BF16), ValueError, "input 0 holds inf: 1 of 8 values")
+    layer.weight.data[0] = math.inf
+    wrong(lambda: audit(layer, torch.ones(2, 4), dtype=BF16), ValueError, "weight holds inf: 4 of 16 values")
+
+
+def test_minus_infinity_in_a_mask_is_said_and_is_no_overflow():
+    mask = torch.full((3, 3), -math.inf).triu(1)
+    report = audit(lambda scores, mask: (scores + mask).softmax(-1), torch.ones(3, 3), mask, dtype=FP16)
+    assert report and report.peak == 1
+    assert [(f.path, f.op, f.count, f.total) for f in report.of("not finite")] == [("input 1", "cast", 3, 9)]
+    assert "nothing leaves the range" not in str(report)
+
+
+def test_sparse_tensors_are_refused():
+    sparse = torch.eye(4).to_sparse()
+    wrong(lambda: audit(nn.Linear(4, 4), sparse, dtype=FP16), ValueError, "input 0 is sparse_coo; expected a dense")
+    layer = nn.Linear(4, 4)
+    layer.register_buffer("table", sparse)
+    wrong(lambda: audit(layer, torch.ones(4), dtype=FP16), ValueError, "table is sparse_coo; expected a dense")
+
+
+@pytest.mark.parametrize("value, kinds", [(1e5, ["overflow"]), (-math.inf, ["not finite"]), (1e4, [])])
+def test_a_constant_written_in_16_bits(value, kinds):
+    for made in (lambda x: x.new_tensor(value) + x, lambda x: torch.tensor(value, dtype=x.dtype) + x):
+        real = made(torch.ones(2, dtype=FP16)).isfinite().all()
+        report = audit(made, torch.ones(2), dtype=FP16)
+        assert [found.kind for found in report.findings] == kinds
+        assert bool(real) is (kinds == []) and bool(report) is (kinds != ["overflow"])
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_a_complex_table_loses_its_imaginary_part():
+    layer = nn.Linear(4, 4)
+    layer.register_buffer("freqs_cis", torch.polar(torch.ones(3), torch.tensor([0.0, 1.0, 2.0])))
+    found = audit(layer, torch.ones(1, 4), dtype=BF16).precision
+    assert [(f.kind, f.path, f.count, f.total) for f in found] == [("complex", "freqs_cis", 2, 3)]
+    for how in ({"keep": ["freqs_cis"]}, {"autocast": True}):
+        assert not audit(layer, torch.ones(1, 4), dtype=BF16, **how).precision
+    assert layer.freqs_cis.is_complex() and not copy.deepcopy(layer).to(BF16).freqs_cis.is_complex()
 
 
 @pytest.mark.gpu

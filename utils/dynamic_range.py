@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -64,7 +64,7 @@ class RangeReport:
 
     @property
     def first(self) -> Finding | None:
-        """The first number that becomes inf or NaN, or None."""
+        """The first number that becomes inf or NaN, or None. What is so in float32 already does not count."""
         return next(iter(self.overflows), None)
 
     @property
@@ -73,8 +73,8 @@ class RangeReport:
 
     @property
     def precision(self) -> list[Finding]:
-        """Integers, tables and float64 values that lose digits which later arithmetic needs."""
-        return self.of("integers", "rounded", "float64", "dtype error")
+        """Integers, tables, float64 and complex values that lose what later arithmetic needs."""
+        return self.of("integers", "rounded", "float64", "complex", "dtype error")
 
     @property
     def headroom(self) -> float:
@@ -104,7 +104,7 @@ def audit(
     model: Callable,
     *inputs: Any,
     dtype: torch.dtype | str,
-    keep: Sequence[str] = (),
+    keep: Collection[str] = (),
     autocast: bool = False,
     **kwargs: Any,
 ) -> RangeReport:
@@ -116,12 +116,14 @@ def audit(
     that the model itself fills keeps what was put into it: hand over a fresh one.)
     dtype: torch.float16 or torch.bfloat16, or their names.
     keep: patterns (fnmatch) of parameters, buffers and inputs that stay in float32, for example ("*.inv_freq",
-    "input 1", "input timestep").
+    "input 1", "input timestep"). A pattern alone must stand in a list.
     autocast: False predicts `model.to(dtype)` fed with inputs in `dtype`; autocast around the call is switched off.
     True predicts `torch.autocast(device, dtype)` around the float32 model: only what autocast casts is judged.
 
-    Raises ValueError or TypeError, before the run, for another dtype, no inputs, weights that are 16 bits already,
-    tensors on several devices or on the meta device, and a `keep` that matches nothing.
+    Raises ValueError or TypeError, before the run, for another dtype, no inputs (None and strings are none), weights
+    that are 16 bits already, weights or inputs that are sparse or hold NaN or inf (-inf is the filling of a mask, and
+    is only reported, as "not finite"), tensors on several devices or on the meta device, and a `keep` that is no
+    list of patterns or matches nothing.
     """
     dtype = _checked_dtype(dtype)
     if not callable(model):
@@ -129,7 +131,7 @@ def audit(
     model = getattr(model, "_orig_mod", model)  # of torch.compile: the eager model computes the same
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("model is a TorchScript module; expected the eager nn.Module that it was made from")
-    if not inputs and not kwargs:
+    if all(leaf is None or isinstance(leaf, str | bytes) for leaf in tree_leaves((inputs, kwargs))):
         raise ValueError("inputs: none given; expected the arguments of one real call of the model")
     owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)  # of model.generate: the model
     modules = dict(owner.named_modules()) if isinstance(owner, nn.Module) else {}
@@ -141,11 +143,8 @@ def audit(
             f"{given[0][0]} is empty, of shape {list(given[0][1].shape)}; expected the values of a real call"
         )
     device = _checked_device([*weights, *buffers, *given], weights + buffers)
-    for pattern in keep:
-        names = [name for name, _ in (*weights, *buffers, *given)]
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = get_close_matches(pattern, names, n=1, cutoff=0.0)
-            raise ValueError(f"keep={pattern!r} matches no weight and no input; nearest: {near[0] if near else None!r}")
+    _check_values([*weights, *given])
+    _check_keep(keep, [name for name, _ in (*weights, *buffers, *given)])
 
     watch = Watch(dtype, modules)
 
@@ -153,8 +152,10 @@ def audit(
         if not isinstance(value, Tensor):
             return value
         copied = value if source == "weight" else value.clone()  # the run may write into buffers and inputs
-        narrow = value.is_floating_point() and not autocast and not any(fnmatchcase(name, item) for item in keep)
-        return watch.take(name, copied.detach(), source) if narrow else copied.detach()
+        cast = not autocast and not any(fnmatchcase(name, item) for item in keep)
+        if cast and value.is_complex() and source != "input":
+            watch.lost(name, value, source)
+        return watch.take(name, copied.detach(), source) if cast and value.is_floating_point() else copied.detach()
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -218,6 +219,9 @@ def _checked_dtype(dtype: torch.dtype | str) -> torch.dtype:
 def _checked_device(tensors: list[tuple[str, Tensor]], held: list[tuple[str, Tensor]]) -> torch.device:
     devices: dict[torch.device, str] = {}
     for name, value in tensors:
+        if value.layout is not torch.strided or value.is_quantized:
+            kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
+            raise ValueError(f"{name} is {kind}; expected a dense (strided) tensor")
         devices.setdefault(value.device, name)
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
@@ -230,3 +234,21 @@ def _checked_device(tensors: list[tuple[str, Tensor]], held: list[tuple[str, Ten
             kind = str(value.dtype).removeprefix("torch.")
             raise ValueError(f"{name} is {kind} already; expected a float32 model, as it was before the cast")
     return device
+
+
+def _check_values(tensors: list[tuple[str, Tensor]]) -> None:
+    """What is NaN or inf in float32 hides what the cast would do. (-inf may stand in a mask.)"""
+    for name, value in tensors:
+        if value.dtype in (torch.float32, torch.float64, *HALVES) and value.numel() and not value.amax() < math.inf:
+            wild = int((value.isnan() | (value == math.inf)).sum())
+            what = "NaN" if bool(value.isnan().any()) else "inf"
+            raise ValueError(f"{name} holds {what}: {wild:,} of {value.numel():,} values; expected finite values")
+
+
+def _check_keep(keep: Any, names: list[str]) -> None:
+    if isinstance(keep, str) or not isinstance(keep, Collection) or not all(isinstance(item, str) for item in keep):
+        raise TypeError(f"keep={keep!r}; expected a list of patterns, for example ['*.inv_freq', 'input 1']")
+    for pattern in keep:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = get_close_matches(pattern, names, n=1, cutoff=0.0)
+            raise ValueError(f"keep={pattern!r} matches no weight and no input; nearest: {near[0] if near else None!r}")

@@ -34,8 +34,9 @@ class Finding:
 
     kind: "overflow" (finite in float32, inf in `dtype`), "zero divisor" (not zero in float32, zero in `dtype`, and then
     divided by), "underflow" (becomes 0), "subnormal" (keeps fewer bits), "integers" and "rounded" (a value that later
-    arithmetic needs exactly), "float64", "dtype error" (the cast model would raise), "fused" (scores that a fused
-    kernel keeps in float32 and an eager attention would not), "not finite" (already in float32).
+    arithmetic needs exactly), "float64", "complex" (the cast drops the imaginary part), "dtype error" (the cast model
+    would raise), "fused" (scores that a fused kernel keeps in float32 and an eager attention would not), "not finite"
+    (already in float32).
     path: name in `model.named_modules()`, of the weight, or "input 0". op: the aten operation, or "cast".
     value: the worst magnitude there, limit: that of the format. margin: how far outside, in powers of two.
     count of total numbers. order: position in the run, -1 for weights and inputs. inherited: an argument was already
@@ -196,12 +197,22 @@ class Watch(TorchDispatchMode):
         """A weight, buffer or input as it enters: judged by what the cast does to it."""
         self.stack.append(name)
         over = self._look(value, self.dtype, "cast", False, [value])
+        wild = value.numel() - int(value.isfinite().sum())
+        if wild:
+            self._add("not finite", "cast", math.inf, 0.0, wild, value.numel(), note="inf or NaN in float32 already")
         if value.dtype is torch.float64:
             self._add("float64", "cast", 0.0, 0.0, value.numel(), value.numel(), note=f"a float64 {source} is cast")
         if source == "input":
             self._rounding(value, "cast", source, tolerance=0.25 if value.ndim <= 1 else math.inf)
         self.stack.pop()
         return Claimed(value.float(), self.dtype, over, name if source == "buffer" else "")
+
+    def lost(self, name: str, value: Tensor, source: str) -> None:
+        """A complex weight or buffer: `model.to(dtype)` makes it real."""
+        self.stack.append(name)
+        gone, note = int((value.imag != 0).sum()), f"complex: the cast drops the imaginary part of this {source}"
+        self._add("complex", "cast", 0.0, 0.0, gone, value.numel(), note=note)
+        self.stack.pop()
 
     def _look(self, value: Tensor, claim: torch.dtype, op: str, inherited: bool, arguments: list) -> bool:
         """Record what of `value` leaves the range; True when something becomes inf."""
@@ -242,6 +253,8 @@ class Watch(TorchDispatchMode):
                 self._add("float64", name, 0.0, 0.0, 1, 1, note="meets a float64 tensor: the result is float64")
             if name in _CASTS and not leaf.is_floating_point() and leaf.dtype is not torch.bool:
                 self._rounding(leaf, name, "integer")
+        if name == "lift_fresh" and leaves[0].dtype is self.dtype and not bool(leaves[0].isfinite().all()):
+            self._literal(leaves[0])
         wanted = kwargs.get("dtype")
         if name == "_to_copy" and wanted in (torch.float32, torch.float64) and getattr(args[0], "source", ""):
             lost = (args[0].wide.to(self.dtype).to(args[0].wide.dtype) != args[0].wide).sum().item()
@@ -266,6 +279,14 @@ class Watch(TorchDispatchMode):
             if bound >= self.format.rounds_to_inf and args[0].dtype is self.dtype:
                 note = f"raw scores up to |q||k| = {bound:.4g}: float32 inside this kernel, inf in an eager attention"
                 self._add("fused", name, bound, self.format.max, 1, 1, note=note)
+
+    def _literal(self, value: Tensor) -> None:
+        """A constant that the model writes down in 16 bits. -inf is the filling of a mask, other infinities are not."""
+        wild, name = int((~value.isfinite()).sum()), str(self.dtype).removeprefix("torch.")
+        worse = bool((value.isnan() | (value == math.inf)).any())
+        note = f"a constant is {'inf or NaN' if worse else '-inf'} once it is written in {name}"
+        kind = "overflow" if worse else "not finite"
+        self._add(kind, "lift_fresh", math.inf, self.format.max, wild, value.numel(), note=note)
 
     def _rounding(self, value: Tensor, op: str, what: str, tolerance: float = math.inf) -> None:
         """Whole numbers that the format cannot hold, or values that move by `tolerance` or more."""
