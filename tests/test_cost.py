@@ -303,14 +303,15 @@ def elsewhere(name="cuda:0"):
     return torch.ones(3).as_subclass(type("T", (torch.Tensor,), {"device": torch.device(name)}))
 
 
+def neither(*args, **kwargs):
+    """Holds no tensor itself."""
+
+
 @pytest.mark.parametrize("place", ["argument", "keyword", "nested", "closure", "buffer", "inner buffer", "parameter"])
 def test_the_device_is_that_of_the_tensors_that_a_call_reaches(monkeypatch, place):
     there, seen = elsewhere(), []
     monkeypatch.setattr(cost, "_cuda_peak", lambda *found: (seen.append(found), "peak")[1])
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-
-    def fn(*args, **kwargs):
-        return there if place == "closure" else None
 
     if "buffer" in place:
         (module[1] if place == "inner buffer" else module).register_buffer("there", there)
@@ -318,7 +319,7 @@ def test_the_device_is_that_of_the_tensors_that_a_call_reaches(monkeypatch, plac
         monkeypatch.setattr(module[0], "parameters", lambda recurse: [there])
     args = {"argument": (there, 1), "nested": ([torch.ones(1), {"a": there}],)}.get(place, ())
     kwargs = {"keyword": {"x": there}}.get(place, {})
-    called = module if "buffer" in place or place == "parameter" else fn
+    called = module if "buffer" in place or place == "parameter" else neither
     if place == "closure":
         called = lambda: there  # noqa: E731
     assert peak_memory(called, *args, **kwargs) == "peak"
