@@ -1,0 +1,223 @@
+"""Recipe 03: its technique, the rules of its claims on made-up rows, and wrong values refused before any work."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from utils.rows import recorded_rows
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "03_sdpa.ipynb"
+
+
+def cells():
+    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+
+
+def names_of(*parts, **given):
+    """What the cells that hold these texts define."""
+    for part in parts:
+        (source,) = [source for source in cells() if part in source]
+        exec(source, given)
+    return SimpleNamespace(**given)
+
+
+@pytest.fixture(scope="module")
+def rules():
+    return names_of("def gain_by_length", "def who_reaches")
+
+
+# ---------------------------------------------------------------------------------------------------- technique
+
+
+@pytest.fixture(scope="module")
+def attend():
+    return names_of("def blockwise_attention(", torch=torch).blockwise_attention
+
+
+@pytest.mark.parametrize("factor", [1.0, 30.0, 1000.0])
+def test_the_technique_is_exact_at_every_size_of_the_inputs(attend, factor):
+    q, k, v = (factor * torch.randn(2, n, 8, dtype=torch.float64) for n in (5, 11, 11))
+    exact = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(8), -1) @ v
+    for block_size in (1, 4, 11, 100):
+        torch.testing.assert_close(attend(q, k, v, block_size=block_size), exact)
+
+
+def test_a_mask_and_causal_together_are_refused(attend):
+    q = torch.randn(2, 4, 8)
+    with pytest.raises(ValueError, match="mask or is_causal"):
+        attend(q, q, q, block_size=2, mask=torch.ones(4, 4, dtype=torch.bool), is_causal=True)
+
+
+# ---------------------------------------------------------------------------------------------------- S2
+
+
+def row(length, speedup, verdict="faster", **more):
+    """A made-up row of naive against SDPA."""
+    fixed = {"device_name": "card", "case.dtype": "bfloat16", "case.keys": length, "same": True}
+    return fixed | {"case.length": length, "speedup": speedup, "verdict": verdict} | more
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([row(64, 2.1), row(1024, 3.9)], "confirmed"),
+        ([row(1024, 3.9), row(64, 2.1)], "confirmed"),  # the order in the file does not matter
+        ([row(64, 1.2), row(1024, 3.0)], "refined"),  # short sequences gain less
+        ([row(64, 2.5), row(1024, 7.0)], "refined"),  # long ones gain more
+        ([row(64, 3.5), row(1024, 2.5)], "refined"),  # in the band, but falling
+        ([row(1024, 3.0)], "refined"),  # one length says nothing about growth
+        (
+            [row(64, 2.1), row(1024, 3.9), row(64, 1.1, device_name="other"), row(512, 3, device_name="other")],
+            "refined",
+        ),
+        ([row(64, 0.7, "slower"), row(1024, 1.0, "equivalent")], "refuted"),
+        ([row(64, 2.1), row(1024, 3.9), row(2048, 0.5, "slower")], "refined"),
+        ([row(64, 3.0, "inconclusive")], "not measurable here"),
+        ([row(64, 3.0, same=False)], "not measurable here"),
+        ([row(1, 0.2, "slower", **{"case.keys": 2048})], "not measurable here"),  # decoding is another question
+        ([row(64, 2.1), row(1024, 3.9), row(64, 0.5, "slower", **{"case.pairs": True})], "confirmed"),
+    ],
+)
+def test_s2_follows_its_rule(rules, rows, expected):
+    assert rules.gain_by_length(rows)[0] == expected
+
+
+def test_s2_names_both_ends(rules):
+    found = rules.gain_by_length([row(64, 1.2), row(1024, 3.0), row(32, 0.9, "slower")])
+    assert found == ("refined", "faster in 2 of 3 rows, 0.90x at L = 32 to 3.00x at L = 1024")
+
+
+# ---------------------------------------------------------------------------------------------------- S7
+
+
+def pairs(sdpa16, naive32, sdpa32, *, length=64, run="a", same=True):
+    """Made-up rows of one comparison of four: (ci_low, ci_high) of three pairs against naive in bfloat16."""
+    labels = {"SDPA, bfloat16": sdpa16, "naive, float32": naive32, "SDPA, float32": sdpa32}
+    fixed = {"run_id": run, "device_name": "card", "case.length": length, "case.pairs": True, "same": same}
+    return [fixed | {"label": name, "ci_low": low, "ci_high": high} for name, (low, high) in labels.items()]
+
+
+WINS = ((3.0, 3.2), (0.5, 0.6), (1.4, 1.6))
+BEATEN = ((0.6, 0.7), (0.8, 0.9), (1.4, 1.6))
+UNCLEAR = ((1.5, 1.9), (0.5, 0.6), (1.4, 1.6))
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (pairs(*WINS), "confirmed"),
+        (pairs(*WINS) + pairs(*WINS, length=128), "confirmed"),
+        (pairs(*WINS) + pairs(*BEATEN, length=128), "refined"),
+        (pairs(*WINS) + pairs(*UNCLEAR, length=128), "refined"),
+        (pairs(*WINS) + pairs(*BEATEN, run="b"), "refined"),
+        (pairs(*BEATEN), "refuted"),
+        (pairs((0.8, 0.9), (0.5, 0.6), (0.5, 0.6)), "refuted"),  # the baseline, naive in bfloat16, wins
+        (pairs(*UNCLEAR), "not measurable here"),
+        (pairs(*WINS, same=False), "not measurable here"),
+        (pairs(*WINS)[:2], "not measurable here"),  # three of four
+        ([row(64, 3.0)], "not measurable here"),  # naive against SDPA in one type only
+    ],
+)
+def test_s7_needs_all_four_pairs(rules_of_pairs, rows, expected):
+    assert rules_of_pairs.best_pair(rows)[0] == expected
+
+
+@pytest.fixture(scope="module")
+def rules_of_pairs():
+    return names_of("def best_pair")
+
+
+# ---------------------------------------------------------------------------------------------------- S5
+
+
+@pytest.mark.parametrize(
+    ("reached", "expected"),
+    [
+        ({"a": True, "b": True}, "confirmed"),
+        ({"a": True, "b": False}, "refined"),
+        ({"a": False, "b": False}, "refuted"),
+    ],
+)
+def test_s5_follows_its_rule(rules, reached, expected):
+    assert rules.who_reaches(reached)[0] == expected
+
+
+# ---------------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dtype": "float8"}, "dtype='float8'; expected one of float32, bfloat16, float16"),
+        ({"backend": "nope"}, "backend='nope'; expected one of auto, math, flash, efficient"),
+        ({"lengths": []}, "lengths=[]; expected whole numbers above 0, at least one"),
+        ({"lengths": 64}, "lengths=64; expected whole numbers above 0, at least one"),
+        ({"lengths": [64, 0]}, "lengths=[64, 0]; expected whole numbers above 0, at least one"),
+        ({"heads": 0}, "heads=0; expected whole numbers above 0, at least one"),
+        ({"block_size": -1}, "block_size=-1; expected whole numbers above 0, at least one"),
+        ({"min_run_time": 0.0}, "min_run_time=0.0; expected seconds above 0"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_the_set_up(given, message):
+    parameters, imports, values = cells()[:3]
+    scope: dict = {}
+    exec(parameters, scope)
+    scope |= given
+    exec(imports, scope)
+    with pytest.raises(ValueError) as caught:
+        exec(values, scope)
+    assert str(caught.value) == message
+    assert "machine.describe" in cells()[3]  # so nothing ran before
+
+
+def test_the_defaults_and_the_presets_are_taken():
+    import yaml
+
+    presets = [
+        yaml.safe_load((NOTEBOOK.parents[1] / "data" / "presets" / f"{name}.yaml").read_text()).get("03_sdpa", {})
+        for name in ("cpu", "gpu")
+    ]
+    parameters, imports, values = cells()[:3]
+    for given in ({}, *presets):
+        scope: dict = {}
+        exec(parameters, scope)
+        scope |= given | {"device": "cpu"}
+        exec(imports, scope)
+        exec(values, scope)
+        assert scope["kind"] == getattr(torch, scope["dtype"])
+
+
+# ---------------------------------------------------------------------------------------------------- rows
+
+
+def test_the_recorded_table_shows_type_and_keys_of_each_row():
+    """The row of one query in bfloat16 was once shown as float32, from the parameter."""
+    outputs = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    (cell,) = [cell for cell in outputs if "recorded" in cell["metadata"].get("tags", [])]
+    lines = "".join(cell["outputs"][0]["text"]).splitlines()
+    table = [line.split() for line in lines]
+    for r in recorded_rows("03_sdpa"):
+        if r["provenance"] == "measured" and not r.get("case.pairs"):
+            expected = (str(r["case.dtype"]).removeprefix("torch."), f"{r['case.length']:,}", f"{r['case.keys']:,}")
+            assert any(set(expected) <= set(line) for line in table), expected
+
+
+def test_the_four_pairs_are_one_comparison(tmp_path):
+    """A whole run at small sizes writes rows from which S7 can be judged."""
+    papermill = pytest.importorskip("papermill")
+    rows = tmp_path / "rows.jsonl"
+    given = {"rows": str(rows), "lengths": [16, 32], "heads": 2, "head_dim": 16, "min_run_time": 0.05}
+    papermill.execute_notebook(str(NOTEBOOK), str(tmp_path / "out.ipynb"), parameters=given, progress_bar=False)
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    four = [r for r in found if r.get("case.pairs")]
+    assert [(r["case.length"], r["label"]) for r in four] == [
+        (length, label) for length in (16, 32) for label in ("SDPA, bfloat16", "naive, float32", "SDPA, float32")
+    ]
+    assert all(r["same"] and r["baseline_label"] == "naive, bfloat16" for r in four)
+    assert {r["case.dtype"] for r in found if "case.dtype" in r} == {"float32", "bfloat16"}
+    assert sum(bool(r.get("headline")) for r in found) == 1
