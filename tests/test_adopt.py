@@ -50,6 +50,34 @@ def test_rows_are_added_once(project):
     assert said == "01_toy: 0 rows added, 2 there already" and results(project) == before
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"speedup": -3.0}, "speedup=-3.0, expected more than 0"),
+        ({"speedup": 9.9}, "is outside its interval"),
+        ({"speedup": 9.9, "ci_low": 9, "ci_high": 11}, "but the medians give 2"),
+        ({"speedup": 0.5, "ci_low": 0.4, "ci_high": 0.6, "median_s": 2.0}, "verdict='faster', but"),
+        ({"verdict": "slower"}, "verdict='slower', but"),
+        ({"median_s": -1.0}, "median_s=-1.0, expected more than 0"),
+        ({"date": "yesterday"}, "date='yesterday', expected"),
+        ({"date": "2999-01-01T00:00:00Z"}, "is in the future"),
+        ({"device": "toaster"}, "device='toaster', expected"),
+        ({"run_id": 5}, "run_id=5, expected text"),
+        ({"param.seed": "big"}, "param.seed='big', expected int"),
+    ],
+)
+def test_what_no_measurement_gives_is_refused(project, wrong, said):
+    with pytest.raises(ValueError) as error:
+        run(project, [MEASURED | wrong])
+    assert said in str(error.value) and not results(project)
+
+
+def test_an_edited_copy_of_a_row_is_refused(project):
+    run(project, [MEASURED])
+    with pytest.raises(ValueError, match="is there with other values"):
+        run(project, [MEASURED | {"speedup": 2.05}])
+
+
 def test_it_says_what_is_to_do_next(project):
     said = run(project, [MEASURED])
     assert "01_toy: no verdict on a claim changes\n" in said and said.endswith("then: ./cookbook readme")

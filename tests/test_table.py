@@ -87,3 +87,11 @@ def test_wide_shows_every_row_in_full(outcomes, tmp_path):
     for shown in ("11.2–12.5", "yes (bitwise)", "1 ms", "11 ms", "5 MB of 20 MB", "97%", "500 ms", "50 calls"):
         assert shown in row
     assert "slow " in text and "failed" in text
+
+
+def test_a_ratio_that_noise_left_unknown_is_not_shown():
+    row = {"verdict": "inconclusive", "speedup": 2.06, "ci_low": 0.55, "ci_high": 7.65}
+    assert speedup_text(row) == "—"
+    assert speedup_text(row | {"ci_low": 1.0, "ci_high": 3.0}) == "2.06x"
+    told = row | {"ci_low": None, "ci_high": None, "warnings": "the ratio itself is unknown after 9 rounds"}
+    assert speedup_text(told) == "—"

@@ -14,14 +14,18 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
 
 from ..rows import append_rows, code_hash, read_rows
-from .report_rows import row_faults
+from .parameters import convert, declared
+from .report_rows import row_faults, spot_of
 from .table import VALID
 
 RESULTS = Path(__file__).resolve().parents[2] / "data" / "results"
+DEVICE = re.compile(r"(cpu|mps|(cuda|xpu|hpu|npu)(:\d+)?)")
+APART = 3  # the speed-up is a ratio of paired rounds: that of the medians may differ, but not so much
 NEEDED = ("run_id", "date", "device", "device_name", "torch", "python", "env_id")
 # Fields that say whose machine it was. Everything else of utils.machine.machine_record may be published.
 PRIVATE = re.compile(r"(.*_)?(host|hostname|host_name|node_name|user|username|user_name|ip_address|cwd|home)")
@@ -107,6 +111,51 @@ def _refused(row: dict, recipes: dict[str, Path]) -> str:
     for name, value in row.items():
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, list | dict) for v in value)):
             return f"field {name!r} is nested; rows are flat"
+    return _contradicts(row) or _wrong_type(row, recipes[row["recipe"]])
+
+
+def _contradicts(row: dict) -> str:
+    """What no measurement can give, or what the row itself contradicts; "" when there is nothing of the kind."""
+    if not isinstance(row["run_id"], str):
+        return f"run_id={row['run_id']!r}, expected text"
+    if not DEVICE.fullmatch(str(row["device"])):
+        return f"device={row['device']!r}, expected such as cpu, cuda or cuda:0"
+    try:
+        date = datetime.fromisoformat(str(row["date"]))
+    except ValueError:
+        return f"date={row['date']!r}, expected such as 2026-11-30T10:00:00Z"
+    if date.replace(tzinfo=date.tzinfo or UTC) > datetime.now(UTC) + timedelta(days=1):
+        return f"date={row['date']!r} is in the future"
+    time, baseline = row.get("median_s"), row.get("baseline_median_s")
+    speedup, low, high = (row.get(name) for name in ("speedup", "ci_low", "ci_high"))
+    for name in ("median_s", "baseline_median_s", "speedup"):
+        if row.get(name) is not None and row[name] <= 0:
+            return f"{name}={row[name]!r}, expected more than 0"
+    if speedup is None:
+        return ""
+    if (low is not None and speedup < low) or (high is not None and speedup > high):
+        return f"speedup={speedup!r} is outside its interval [{low!r}, {high!r}]"
+    if time and baseline and not 1 / APART <= baseline / time / speedup <= APART:
+        return f"speedup={speedup!r}, but the medians give {baseline / time:.3g}"
+    verdict = row.get("verdict")
+    if verdict == "faster" and (low if low is not None else speedup) <= 1:
+        return f"verdict='faster', but speedup={speedup!r} and ci_low={low!r}"
+    if verdict == "slower" and (high if high is not None else speedup) >= 1:
+        return f"verdict='slower', but speedup={speedup!r} and ci_high={high!r}"
+    return ""
+
+
+def _wrong_type(row: dict, notebook: Path) -> str:
+    """A parameter that is not of the type that the notebook declares; one it no longer has may stay."""
+    for name, parameter in declared(notebook).items():
+        value = row.get(f"param.{name}")
+        try:
+            if value is not None:
+                if isinstance(value, str) and not parameter.type.startswith("str"):
+                    raise ValueError
+                convert(value, parameter.type)
+        except ValueError:
+            return f"param.{name}={value!r}, expected {parameter.type}"
     return ""
 
 
@@ -160,9 +209,20 @@ def _held(folder: Path) -> Iterator[None]:
 def _new(rows: list[dict], recipe: str, results: Path) -> list[dict]:
     """The rows of the recipe that its file does not have yet, each once."""
     path = results / f"{recipe}.jsonl"
-    seen = {_text(row) for row in (read_rows(path) if path.is_file() else [])}
+    old = read_rows(path) if path.is_file() else []
+    seen = {_text(row) for row in old}
     new = {_text(row): row for row in rows if row["recipe"] == recipe}
-    return [row for text, row in new.items() if text not in seen]
+    fresh = [row for text, row in new.items() if text not in seen]
+    known = {_measurement(row) for row in old if row.get("verdict")}
+    for row in fresh:
+        if row.get("verdict") and _measurement(row) in known:
+            which = f"{row.get('label')!r} of run {row['run_id']} at {row['date']}"
+            raise ValueError(f"--adopt: nothing was added: {recipe}, {which} is there with other values")
+    return fresh
+
+
+def _measurement(row: dict) -> tuple[str, str, str]:
+    return str(row.get("run_id")), str(row.get("date")), spot_of(row)
 
 
 def _text(row: dict) -> str:

@@ -31,7 +31,7 @@ def headline(rows: Iterable[Mapping]) -> tuple[Mapping | None, bool]:
     marked = [row for row in rows if row.get("headline")]
     if marked:
         return marked[-1], True
-    valid = [row for row in rows if row.get("verdict") in VALID and isinstance(row.get("speedup"), (int, float))]
+    valid = [row for row in rows if speedup_text(row) != NONE]
     best = max(valid, key=lambda row: row["speedup"], default=None)
     return best or (rows[-1] if rows else None), len(rows) <= 1
 
@@ -58,8 +58,17 @@ def speedup_text(row: Mapping | None) -> str:
     speedup = row.get("speedup") if row else None
     if not isinstance(speedup, (int, float)) or not math.isfinite(speedup) or row.get("verdict") not in VALID:
         return NONE
+    if unknown_ratio(row):
+        return NONE
     digits = 0 if speedup >= 100 else 1 if speedup >= 10 else 2
     return f"{speedup:.{digits}f}x"
+
+
+def unknown_ratio(row: Mapping) -> bool:
+    """Did the noise leave the ratio itself unknown? Its warnings say so, or an interval wider than a factor of 4."""
+    low, high = row.get("ci_low"), row.get("ci_high")
+    wide = isinstance(low, (int, float)) and isinstance(high, (int, float)) and (low <= 0 or high / low > 4)
+    return "the ratio itself is unknown" in str(row.get("warnings")) or (wide and row.get("verdict") == "inconclusive")
 
 
 def same_answer(row: Mapping | None) -> str:
