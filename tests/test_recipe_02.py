@@ -1,5 +1,6 @@
 """Recipe 02: its counting backend on the known traps, its recorded rows, and whole runs with papermill."""
 
+import ast
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,6 +108,99 @@ def test_recorded_models_hold_a_gain_and_a_loss():
     rows = [row for row in recorded_rows(RECIPE) if row.get("verdict")]
     assert all(row["same"] for row in rows)
     assert {"faster", "slower"} <= {row["verdict"] for row in rows}
+
+
+# ---------------------------------------------------------------------------------------------------- verdicts
+
+
+@pytest.fixture(scope="module")
+def rules():
+    """The functions of the cells after `recorded`, without running the cells' other lines."""
+    names = {}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if cell.cell_type == "code":
+            tree = ast.parse(cell.source)
+            wanted = ("gain_rule", "launch_rule", "start_rule", "pays_after", "ABOUT_ONE")
+            kept = [
+                part for part in tree.body if getattr(part, "name", None) in wanted or "ABOUT_ONE" in ast.dump(part)
+            ]
+            exec(compile(ast.Module(kept, []), "rules", "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def pair(low, verdict, model="block"):
+    """A made-up row of compiled against eager."""
+    return {"ci_low": low, "speedup": low * 1.1, "verdict": verdict, "case.model": model, "case.tokens": 8}
+
+
+@pytest.mark.parametrize(
+    "verdict, found",
+    [
+        ("confirmed", [pair(2.1, "faster"), pair(0.99, "equivalent")]),
+        ("confirmed", [pair(2.0, "faster"), pair(3.0, "faster")]),
+        ("refined", [pair(2.1, "faster"), pair(0.1, "slower")]),  # one kind of model loses
+        ("refined", [pair(1.4, "faster"), pair(1.2, "faster")]),  # smaller
+        ("refined", [pair(2.5, "faster"), pair(3.1, "faster")]),  # larger
+        ("refuted", [pair(1.0, "inconclusive"), pair(0.5, "slower")]),
+    ],
+)
+def test_the_gain_is_judged_as_claims_yaml_says(rules, verdict, found):
+    said, evidence = rules.gain_rule(found)
+    assert said == verdict
+    assert ("no row is faster" in evidence) is (verdict == "refuted")
+
+
+@pytest.mark.parametrize(
+    "verdict, counts",
+    [
+        ("confirmed", {"eager": 9, "compile": 1, "reduce-overhead": 1}),
+        ("refined", {"eager": 9, "compile": 4, "reduce-overhead": 2}),
+        ("refuted", {"eager": 9, "compile": 9, "reduce-overhead": 1}),  # compiling alone changes nothing
+        ("refuted", {"eager": 9, "compile": 4, "reduce-overhead": 4}),  # and nothing reaches one
+    ],
+)
+def test_launches_are_judged_as_claims_yaml_says(rules, verdict, counts):
+    found = [{"case.mode": mode, "launches": n} for mode, n in counts.items()]
+    assert rules.launch_rule(found)[0] == verdict
+    worse = [*found, {"case.mode": "reduce-overhead", "launches": 50}]  # of another card: the worst one counts
+    assert rules.launch_rule(worse)[0] == ("confirmed" if verdict == "confirmed" else "refuted")
+
+
+@pytest.mark.parametrize(
+    "verdict, hits, misses, compiler_runs, setup_s",
+    [
+        ("confirmed", 2, 0, 0, 2.0),
+        ("refined", 2, 0, 0, 2.5),  # all hits, but a seventh of the start is left
+        ("refined", 2, 0, 1, 2.0),  # the C++ compiler runs
+        ("refined", 2, 1, 0, 2.0),  # not every graph hits
+        ("refuted", 0, 2, 3, 11.0),
+    ],
+)
+def test_starts_are_judged_as_claims_yaml_says(rules, verdict, hits, misses, compiler_runs, setup_s):
+    file = {"fxgraph_cache_hit": hits, "fxgraph_cache_miss": misses, "compiler_runs": compiler_runs}
+    found = [{"case.start": "eager", "setup_s": 1.0}, {"case.start": "cold", "setup_s": 11.0}]
+    said, evidence = rules.start_rule([*found, {"case.start": "artifacts", "setup_s": setup_s, **file}])
+    assert said == verdict
+    if hits:
+        assert ("not every graph hits" in evidence) is bool(misses) and f"{(setup_s - 1) / 10:.0%} of" in evidence
+
+
+def test_break_even_of_both_speeds_of_eager(rules):
+    assert rules.pays_after(11.0, 1.0, 0.012, 0.002) == pytest.approx(1000)
+    assert rules.pays_after(11.0, 1.0, 0.003, 0.002) == pytest.approx(10_000)
+    assert rules.pays_after(11.0, 1.0, 0.002, 0.002) is None
+    starts = {row["case.start"]: row for row in recorded_rows(RECIPE) if row.get("kind") == "start"}
+    usual = [row for row in recorded_rows(RECIPE) if row.get("verdict") and row["case.model"] == "block"]
+    kept = next(row for row in usual if row["case.tokens"] == starts["cold"]["case.tokens"])
+    lines = output_of(nbformat.read(NOTEBOOK, as_version=4), "def pays_after").splitlines()
+    for name in ("cold", "warm folder", "artifacts"):
+        row, eager = starts[name], starts["eager"]
+        extra = row["setup_s"] - eager["setup_s"]
+        fresh = extra / (eager["steady_s"] - row["steady_s"])
+        held = extra / (kept["baseline_median_s"] - kept["median_s"])
+        assert any(
+            line.startswith(name) and f"fresh {fresh:,.0f} calls, kept {held:,.0f} calls" in line for line in lines
+        )
 
 
 @pytest.fixture
