@@ -78,6 +78,18 @@ def test_an_edited_copy_of_a_row_is_refused(project):
         run(project, [MEASURED | {"speedup": 2.05}])
 
 
+def test_two_versions_of_a_row_in_one_file_are_refused(project):
+    with pytest.raises(ValueError, match="is there with other values"):
+        run(project, [MEASURED, MEASURED | {"speedup": 2.05}])
+    assert not results(project)
+
+
+def test_parameters_that_are_not_the_defaults_are_named(project):
+    same = run(project, [MEASURED | {"param.sizes": [1, 2]}])
+    said = run(project, [MEASURED | {"param.sizes": [3], "run_id": "r2"}])
+    assert "defaults" not in same and "; not the notebook's defaults: sizes=[3]" in said
+
+
 def test_it_says_what_is_to_do_next(project):
     said = run(project, [MEASURED])
     assert "01_toy: no verdict on a claim changes\n" in said and said.endswith("then: ./cookbook readme")

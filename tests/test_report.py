@@ -70,6 +70,12 @@ def recipe(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------------------- reading
 
 
+@pytest.mark.parametrize("name", ["speedup", "median_s", "baseline_median_s"])
+def test_a_row_with_a_number_that_cannot_be_is_named(tmp_path, name):
+    merged = merge([write(tmp_path / "a.jsonl", [MEASURED, MEASURED | {name: -3.0}])])
+    assert len(merged.rows) == 1 and f"line 2: foreign: {name}=-3.0, expected more than 0" in merged.problems[0]
+
+
 def test_damaged_and_foreign_rows_are_named_with_file_and_line(tmp_path):
     path = write(
         tmp_path / "rows.jsonl",

@@ -218,6 +218,8 @@ def _new(rows: list[dict], recipe: str, results: Path) -> list[dict]:
         if row.get("verdict") and _measurement(row) in known:
             which = f"{row.get('label')!r} of run {row['run_id']} at {row['date']}"
             raise ValueError(f"--adopt: nothing was added: {recipe}, {which} is there with other values")
+        if row.get("verdict"):
+            known.add(_measurement(row))
     return fresh
 
 
@@ -256,6 +258,14 @@ def _summary(recipe: str, new: list[dict], total: int, notebook: Path) -> str:
     now = code_hash(notebook)
     if older := sum(row.get("code_hash") != now for row in new):
         text += f", {older} measured with older or unknown code (kept, and marked in reports)"
+    other = {
+        f"{name}={row[f'param.{name}']!r}"
+        for name, parameter in declared(notebook).items()
+        for row in new
+        if name not in ("device", "rows", "seed") and row.get(f"param.{name}", parameter.default) != parameter.default
+    }
+    if other:
+        text += f"; not the notebook's defaults: {', '.join(sorted(other))}"
     return text
 
 

@@ -143,6 +143,8 @@ def _fault(row: Any) -> str:
         value = row.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             return f"foreign: {name}={value!r}, expected a number or null"
+        if value is not None and value <= 0 and name in ("speedup", "median_s", "baseline_median_s"):
+            return f"foreign: {name}={value!r}, expected more than 0"
     return ""
 
 

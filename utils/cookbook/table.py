@@ -30,7 +30,7 @@ def headline(rows: Iterable[Mapping]) -> tuple[Mapping | None, bool]:
     rows = [row for row in rows if row.get("provenance") != "reported"]
     marked = [row for row in rows if row.get("headline")]
     if marked:
-        return marked[-1], True
+        return ([row for row in marked if not unknown_ratio(row)] or marked)[-1], True
     valid = [row for row in rows if speedup_text(row) != NONE]
     best = max(valid, key=lambda row: row["speedup"], default=None)
     return best or (rows[-1] if rows else None), len(rows) <= 1
