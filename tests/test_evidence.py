@@ -12,6 +12,7 @@ from utils.cookbook import evidence, evidence_command
 from utils.cookbook.cli import main
 from utils.cookbook.evidence import DONE, FAILED, PENDING, SKIPPED, TOO_LONG, Part, record, state_of, to_do
 from utils.cookbook.notebooks import find_recipes
+from utils.timing.clock import default_timer
 
 
 def part(name, code):
@@ -27,10 +28,9 @@ def one_key(monkeypatch):
     monkeypatch.setattr(evidence, "key_of", lambda part: "key")
 
 
-def run(known, out, seconds=60.0, **options):
+def run(known, out, seconds=60.0, clock=default_timer()):  # noqa: B008
     return [
-        (one.name, state)
-        for one, state in record(to_do(known, evidence.read_states(out)), out, seconds, print, **options)
+        (one.name, state) for one, state in record(to_do(known, evidence.read_states(out)), out, seconds, print, clock)
     ]
 
 

@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +103,7 @@ def to_do(known: list[Part], states: dict[str, dict]) -> list[Part]:
 
 
 def record(
-    todo: list[Part], out: Path, seconds: float, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    todo: list[Part], out: Path, seconds: float, say: Callable[[str], None], clock: Callable[[], float]
 ) -> Iterator[tuple[Part, str]]:
     """Run parts until the time is over; yields each with its state. A part cut off in the middle is still to do.
 

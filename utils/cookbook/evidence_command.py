@@ -27,6 +27,7 @@ def evidence(
 
     In parts that resume: exit status 75 means that time is up and the same command goes on.
     """
+    from ..timing.clock import default_timer
     from .evidence import (
         FAILED,
         PENDING,
@@ -56,7 +57,7 @@ def evidence(
         stack.enter_context(output_folder(folder / "evidence", []))
         if fresh:
             write_states(folder, {})
-        for part, state in record(to_do(known, read_states(folder)), folder, 60 * minutes, tell):
+        for part, state in record(to_do(known, read_states(folder)), folder, 60 * minutes, tell, default_timer()):
             tell(f"{part.name}: {state}")
     print(plan_table(known, folder))
     ended = [state_of(part, read_states(folder)) for part in known]
