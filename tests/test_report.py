@@ -359,3 +359,17 @@ assert "torch" not in sys.modules and "papermill" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0
+
+
+def test_a_ratio_that_noise_left_unknown_is_not_averaged(tmp_path):
+    noise = {"verdict": "inconclusive", "speedup": 2.06, "ci_low": 0.55, "ci_high": 7.65}
+    rows = merge([write(tmp_path / "a.jsonl", [MEASURED | noise])]).rows
+    (section,) = recipe_sections(rows)
+    assert section.lines[0][-3:] == ["—", "—", "1 inconclusive"]
+
+
+@pytest.mark.parametrize("name", ["label", "param.seed"])
+def test_outputs_that_are_no_number_above_0_are_refused(tmp_path, name):
+    rows = merge([write(tmp_path / "a.jsonl", [MEASURED])]).rows
+    with pytest.raises(ValueError, match=f"--outputs {name}: expected a column of numbers above 0"):
+        add_cost(rows, {"NVIDIA H200": 2.0}, name)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..rows import VERDICTS, verdict_summary
 from .report_rows import described
-from .table import NONE, VALID, WIDTH, render
+from .table import NONE, VALID, WIDTH, render, unknown_ratio
 
 MOST = 40  # lines of a long table on a terminal
 MARKS = {"current": "", "older": " †", "unknown": " ‡"}
@@ -90,7 +90,9 @@ def recipe_sections(rows: pd.DataFrame, by: Sequence[str] = ()) -> list[Section]
     """
     sections = []
     for recipe, here in rows.groupby("recipe", sort=True):
-        found = compared(here)
+        found = compared(here).copy()
+        if len(found):  # no number where noise left the ratio unknown
+            found.loc[[unknown_ratio(row) for row in found.to_dict("records")], "speedup"] = math.nan
         measured = int((here["provenance"] == "measured").sum())
         title = f"{recipe}: {_count(measured, 'measured row')}"
         if measured:
@@ -189,6 +191,10 @@ def add_cost(rows: pd.DataFrame, per_hour: dict[str, float], outputs: str | None
     they have no cost.
     """
     each = pd.to_numeric(rows[outputs], errors="coerce") if outputs else 1
+    if outputs and not ((each > 0) & (each < math.inf)).any():
+        raise ValueError(f"--outputs {outputs}: expected a column of numbers above 0, got {rows[outputs].iloc[0]!r}")
+    if outputs:
+        each = each.where((each > 0) & (each < math.inf))
     money = rows["device_name"].map(per_hour) / 3600
     valid = rows["verdict"].isin(VALID) & (rows["provenance"] == "measured")
     for prefix in ("", "baseline_"):
