@@ -91,7 +91,8 @@ def tables(files, recipe, by, price, outputs, plot, png):
         if not len(frame):
             where = f" of {recipe}" if recipe else ""
             raise ValueError(
-                f"no usable row{where} in {len(files)} files" + "".join(f"; {p}" for p in merged.problems[:1])
+                f"no usable row{where} in {len(files)} file{'s' * (len(files) != 1)}"
+                + "".join(f"; {p}" for p in merged.problems[:1])
             )
         by = [column(name, frame, "--by ") for name in by]
         notes = []
