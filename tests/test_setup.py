@@ -247,6 +247,7 @@ def test_extra_is_added_to_a_finished_venv(machine):
         ("book", ("book",)),
         ("sweep a.yaml", ()),
         ("sweep a.yaml --engine ray", ("ray",)),
+        ("sweep a.yaml --engine ray --dry-run", ()),
     ],
 )
 def test_extras_of_a_command(command, extras):

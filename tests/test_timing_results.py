@@ -253,3 +253,14 @@ def test_ends_of_an_interval(low, high, text):
 )
 def test_digits_of_a_speedup(speedup, text):
     assert table(row("a", speedup=speedup)).cells()[2][2] == text
+
+
+@pytest.mark.parametrize(("low", "high", "verdict", "shown"), [
+    (0.55, 7.65, "inconclusive", "-"),
+    (0.6, 2.3, "inconclusive", "1.17x"),
+    (1.4, 9.0, "faster", "1.17x"),
+])  # fmt: skip
+def test_no_ratio_is_printed_where_noise_left_it_unknown(low, high, verdict, shown):
+    cells = table(row("x", verdict, speedup=1.17, ci_low=low, ci_high=high)).cells()[2]
+    assert cells[2] == shown
+    assert cells[3] == interval(low, high)

@@ -90,6 +90,8 @@ def help_text() -> str:
 
 def wanted_extras(argv: list[str]) -> tuple[str, ...]:
     """The optional dependencies of pyproject.toml that this command needs."""
+    if "--dry-run" in argv:  # it changes nothing, so it installs nothing
+        return ()
     if argv[0] == "sweep" and "ray" in (part.rpartition("=")[2] for part in argv):
         return ("ray",)
     return (argv[0],) if argv[0] in ("lab", "book") else ()

@@ -10,6 +10,7 @@ from typing import Any
 
 WIDTH = 80
 UNPROVEN = ("invalid", "error")  # verdicts that print no speed-up
+UNKNOWN_RATIO = 4.0  # an interval that is wider, from end to end, names no ratio
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,6 +89,12 @@ class ComparisonRow:
     num_threads: int = 1
     confidence: float = 0.95
 
+    @property
+    def ratio_unknown(self) -> bool:
+        """Did noise leave the ratio itself unknown? Then tables show the interval alone: no point of it means more."""
+        wide = self.ci_low is not None and self.ci_high is not None and self.ci_high > UNKNOWN_RATIO * self.ci_low
+        return self.verdict == "inconclusive" and wide
+
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
@@ -143,11 +150,12 @@ class Comparison:
         lines = [header + ["limit"] * limit, base + [percent(self.baseline_share_of_limit)] * limit]
         for row in self.rows:
             proven = row.verdict not in UNPROVEN
+            known = proven and row.speedup is not None and not row.ratio_unknown
             rule = "" if row.equivalence is None else row.equivalence.rule
             cells = [
                 row.label,
                 seconds(row.median_s) if proven else "-",
-                f"{row.speedup:.{digits(row.speedup)}f}x" if proven and row.speedup is not None else "-",
+                f"{row.speedup:.{digits(row.speedup)}f}x" if known else "-",
                 interval(row.ci_low, row.ci_high) if proven else "-",
                 row.verdict,
                 rule or "-",
