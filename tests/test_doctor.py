@@ -33,6 +33,9 @@ def wrong():
 def broken():
     raise OSError("no\\nweights")
 
+def leaves():
+    raise SystemExit(3)
+
 def number():
     return 3
 
@@ -81,6 +84,9 @@ def test_the_report(place, capsys, inputs):
         ("their_models:constant", "their_models:image", "is a int"),
         ("their_models:number", "their_models:image", "expected an nn.Module"),
         ("their_models:broken", "their_models:image", "factory 'their_models:broken' raised OSError: no weights"),
+        ("their_models:broken", "their_models:image", "no weights (their_models.py:"),
+        ("their_models:leaves", "their_models:image", "factory 'their_models:leaves' raised SystemExit: 3"),
+        ("their_models.py:model", "their_models:image", "without the suffix: 'their_models'"),
         ("their_models:model", None, "give --inputs"),
         ("their_models:model", "their_models:broken", "inputs 'their_models:broken' raised OSError"),
         ("their_models:model", "their_models:imag", "nearest: 'image'"),

@@ -82,7 +82,7 @@ class Prescription:
                 lines += _hung(name, f"{row.verdict}: {row.reason}")
                 continue
             against = row.on_best or row.alone
-            inside = interval(against.ci_low, against.ci_high) if _proven(row.on_best) else "-"
+            inside = interval(against.ci_low, against.ci_high) if row.on_best and against.speedup is not None else "-"
             rule = "-" if against.equivalence is None else against.equivalence.rule
             lines.append(
                 f"{name:{MARGIN}}{_ratio(row.alone):>6} {_ratio(row.on_best):>7} {inside:<14} {_ratio(row.total):>6}  "
@@ -119,7 +119,7 @@ class Prescription:
 
 
 def _proven(row: ComparisonRow | None) -> bool:
-    return row is not None and row.verdict not in UNPROVEN and row.speedup is not None
+    return row is not None and row.verdict not in UNPROVEN and row.speedup is not None and not row.ratio_unknown
 
 
 def _ratio(row: ComparisonRow | None) -> str:

@@ -53,7 +53,7 @@ class Subject:
         guards.seed_all(self.seed)
         try:
             model = self.factory()
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             raise PrescribeError(f"factory raised {one_line(problem)}") from problem
         if not isinstance(model, nn.Module):
             raise PrescribeError(f"factory returned {type(model).__name__}, expected an nn.Module")
@@ -67,7 +67,7 @@ class Subject:
         """(arguments, keyword arguments) number `number`."""
         try:
             given = self.make_inputs(number) if self._numbered else self.make_inputs()
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             raise PrescribeError(f"make_inputs raised {one_line(problem)}") from problem
         named = isinstance(given, Mapping)
         args = () if named else tuple(given) if isinstance(given, (tuple, list)) else (given,)

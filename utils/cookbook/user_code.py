@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from .usage import UsageError
@@ -25,8 +27,8 @@ def resolved(target: str, what: str) -> Callable[[], Any]:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(name)
-    except Exception as problem:
-        raise UsageError(f"{what} {target!r}: cannot import {name!r}: {one_line(problem)}") from problem
+    except (Exception, SystemExit) as problem:  # a script may end the process: that is an answer too
+        raise UsageError(f"{what} {target!r}: cannot import {name!r}: {where(problem)}{suffix_hint(name)}") from problem
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = get_close_matches(part, dir(found), n=1)
@@ -43,8 +45,18 @@ def called(target: str, what: str) -> Any:
     function = resolved(target, what)
     try:
         return function()
-    except Exception as problem:
-        raise UsageError(f"{what} {target!r} raised {one_line(problem)}") from problem
+    except (Exception, SystemExit) as problem:
+        raise UsageError(f"{what} {target!r} raised {where(problem)}") from problem
+
+
+def suffix_hint(name: str) -> str:
+    return f"; name the module without the suffix: {name.removesuffix('.py')!r}" if name.endswith(".py") else ""
+
+
+def where(problem: BaseException) -> str:
+    """The error in one line, and the line of code that raised it."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    return one_line(problem) + (f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "")
 
 
 def one_line(problem: BaseException) -> str:
