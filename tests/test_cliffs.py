@@ -1,5 +1,7 @@
 """cliffs: the decision, on profiles made by hand. No clock."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -48,6 +50,8 @@ def test_the_lesson_of_the_source_996_per_mille_of_the_time_for_5_of_the_work():
 def test_a_healthy_model_is_not_accused():
     report = judged(*layers(), plain("norm", 0.002), product("head", 0.03, 2.0), OpRow("", PYTHON, 1, 0.002))
     assert report.suspects == [] and "no suspect" in str(report)
+    assert "is the machine busy" in str(dataclasses.replace(report, slowdown=cliffs.LARGEST_SLOWDOWN))
+    assert "is the machine busy" not in str(dataclasses.replace(report, slowdown=1.3))
     assert sum(row.share_of_time for row in report.rows) == pytest.approx(1)
     assert sum(row.share_of_work for row in report.rows) == pytest.approx(1)
 

@@ -119,6 +119,12 @@ class CliffReport:
             lines += textwrap.wrap(f"suspect {number}: {suspect}", 80, subsequent_indent="  ")
         if not self.suspects:
             lines.append("no suspect: no line takes far more of the time than of the work")
+        if self.slowdown >= LARGEST_SLOWDOWN:
+            lines += textwrap.wrap(
+                f"everything took {self.slowdown:.0f} times or more what the limits allow, and that can hide a cliff: "
+                "is the machine busy? Run it again.",
+                80,
+            )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

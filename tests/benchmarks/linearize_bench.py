@@ -1,6 +1,6 @@
 """utils.linearize at full width: Qwen3-VL's patch embedding, 6,272 patches, 1,536 -> 1,152, float32 and bfloat16.
 
-    ./cookbook bench linearize        two tables and rows in build/bench/linearize.jsonl; a minute on two cores
+    ./cookbook bench linearize        two tables and rows in build/bench/linearize.jsonl; three minutes on two cores
 
 The linearized module against transformers' own fused class (`fusion_config`), a forward written by hand, and the
 convolution. Exit status 1 when the linearized module is slower than the fused class or the forward by hand.
