@@ -23,6 +23,7 @@ from utils.cookbook.run import Job, Outcome
 from utils.cookbook.sweep_points import Identity, here, points_of, read_done, time_text
 from utils.cookbook.sweep_progress import SweepBars
 from utils.cookbook.sweep_spec import load_spec
+from utils.cookbook.whole_file import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 DRIVER = ROOT / "tests" / "sweep_driver.py"
@@ -284,7 +285,7 @@ def test_a_row_file_of_something_else_is_not_a_done_point(place, no_kernel):
 
 def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
     path = tmp_path / "row.json"
-    sweep_points.write_whole(path, b"old")
+    write_whole(path, b"old")
 
     def killed(part, target):
         assert part.read_bytes() == b"new" and target.read_bytes() == b"old"
@@ -292,7 +293,7 @@ def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        sweep_points.write_whole(path, b"new")
+        write_whole(path, b"new")
     assert path.read_bytes() == b"old"
 
 

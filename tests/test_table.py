@@ -101,3 +101,10 @@ def test_a_headline_whose_ratio_is_known_goes_before_a_newer_one_that_is_noise()
     good = {"headline": True, "verdict": "faster", "speedup": 2.0, "ci_low": 1.9, "ci_high": 2.1}
     noise = {"headline": True, "verdict": "inconclusive", "speedup": 3.5, "ci_low": 0.5, "ci_high": 9.0}
     assert headline([good, noise]) == (good, True) and headline([noise]) == (noise, True)
+
+
+def test_both_tables_know_the_same_unknown_ratio():
+    from utils.cookbook import table
+    from utils.timing import results
+
+    assert table.UNKNOWN_RATIO == results.UNKNOWN_RATIO

@@ -15,11 +15,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 from pathlib import Path
 
 from ..rows import append_rows, code_hash, read_rows
-from .parameters import convert, declared
+from .parameters import convert, declared, nearest
 from .report_rows import row_faults, spot_of
 from .table import VALID
 
@@ -101,8 +100,7 @@ def _refused(row: dict, recipes: dict[str, Path]) -> str:
     if row.get("source"):
         return f"source={row['source']!r} in a measured row: what a source reports is no measurement"
     if row["recipe"] not in recipes:
-        near = get_close_matches(row["recipe"], recipes, n=1, cutoff=0.0)
-        return f"unknown recipe {row['recipe']!r}; nearest: {near[0] if near else 'none'}"
+        return f"unknown recipe {row['recipe']!r}; {nearest(row['recipe'], recipes)}"
     for name in NEEDED:
         if not row.get(name):
             return f"a measured row without {name}"

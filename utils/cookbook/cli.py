@@ -35,17 +35,17 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def recipes() -> list[Path]:
-    """The recipes of the project (of the folder in COOKBOOK_NOTEBOOKS, for tests and for a team's own)."""
+    """The recipes of the project."""
     from .notebooks import find_recipes
 
-    return find_recipes(os.environ.get("COOKBOOK_NOTEBOOKS"))
+    return find_recipes()
 
 
 def recipe(name: str) -> Path:
     """A recipe by number, prefix, name or path. Raises ValueError with the nearest name."""
     from .notebooks import resolve
 
-    return resolve(name, os.environ.get("COOKBOOK_NOTEBOOKS"))
+    return resolve(name)
 
 
 @app.command()

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .whole_file import write_whole
+
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_SECONDS = 20.0  # no part is worth starting with less
 DONE, SKIPPED, FAILED, TOO_LONG, PENDING = "done", "skipped", "failed", "too long", "to do"
@@ -85,9 +87,7 @@ def read_states(out: Path) -> dict[str, dict]:
 
 
 def write_states(out: Path, states: dict[str, dict]) -> None:
-    new = out / "evidence.part"
-    new.write_text(json.dumps(states, indent=1), encoding="utf-8")
-    os.replace(new, out / "evidence.json")
+    write_whole(out / "evidence.json", json.dumps(states, indent=1).encode())
 
 
 def state_of(part: Part, states: dict[str, dict]) -> str:

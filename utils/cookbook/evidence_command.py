@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,7 +45,7 @@ def evidence(
     if preset not in ("gpu", "cpu"):
         raise UsageError(f"--preset {preset}: expected gpu or cpu")
     folder = (Path.cwd() / (out or OUT)).resolve()
-    known = parts(find_recipes(os.environ.get("COOKBOOK_NOTEBOOKS")), folder, preset)
+    known = parts(find_recipes(), folder, preset)
     if plan:
         print(plan_table(known, folder))
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,8 +93,11 @@ def prefix_hash(nb: NotebookNode, number: int) -> str:
 
 
 def find_recipes(folder: str | Path | None = None) -> list[Path]:
-    """The recipes in order: every NN_snake_case.ipynb of the notebooks folder."""
-    folder = Path(folder) if folder else NOTEBOOKS
+    """The recipes in order: every NN_snake_case.ipynb of `folder`.
+
+    Without one: of the folder in COOKBOOK_NOTEBOOKS (for tests and for a team's own), else of the project's.
+    """
+    folder = Path(folder or os.environ.get("COOKBOOK_NOTEBOOKS") or NOTEBOOKS)
     return sorted(path for path in folder.glob("*.ipynb") if NAME.fullmatch(path.stem))
 
 

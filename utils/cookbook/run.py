@@ -28,6 +28,7 @@ from typing import Any
 from .identity import device_name
 from .notebooks import short_name, shown_path
 from .parameters import code_cells, papermill_misses, resolved
+from .whole_file import write_whole
 
 FREE_BYTES = 50_000_000  # below this an output folder counts as full
 
@@ -136,14 +137,9 @@ def read_status(out: Path, recipe: str) -> dict:
 
 
 def write_status(out: Path, recipe: str, **fields: Any) -> None:
-    """Replace the recipe's status in one step, synced: it is whole or the old one."""
-    target = out / f"{recipe}.status.json"
-    part = target.with_suffix(".part")
-    with open(part, "w", encoding="utf-8") as file:
-        json.dump({"written_by": "cookbook run", "recipe": recipe, **fields}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, target)
+    """Replace the recipe's status."""
+    status = {"written_by": "cookbook run", "recipe": recipe, **fields}
+    write_whole(out / f"{recipe}.status.json", json.dumps(status, indent=1).encode())
 
 
 def end_of_lines(path: Path) -> int:

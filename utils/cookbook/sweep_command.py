@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,7 +39,7 @@ def sweep(
             from .sweep_spec import load_spec
             from .sweep_table import Result, estimate, plan_table, results_of
 
-            loaded = load_spec(spec, lambda name: resolve(name, os.environ.get("COOKBOOK_NOTEBOOKS")), preset)
+            loaded = load_spec(spec, resolve, preset)
             folder = Path.cwd() / (out or OUT / loaded.name)
             if note := use_scratch(scratch, loaded.preset, loaded.disk_gb):
                 print(f"cookbook: {note}", file=sys.stderr)

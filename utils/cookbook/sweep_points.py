@@ -7,10 +7,8 @@ moment loses nothing that was finished and repeats nothing.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ from .notebooks import plain
 from .parameters import resolved
 from .run import FREE_BYTES, Job, Outcome, kept
 from .sweep_spec import Spec
+from .whole_file import write_whole
 
 POINT_BYTES = 2_000_000  # an executed notebook with its figures, generously
 OURS = "cookbook sweep"
@@ -153,23 +152,6 @@ def _traceback(copy: Path | None) -> str:
         return plain("\n".join(errors[-1]["traceback"])) + "\n" if errors else ""
     except (AttributeError, OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """The file is the old one or the new one, whole and synced, whenever this process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    with contextlib.suppress(OSError):  # a bucket mount syncs no folders
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def write_rows(out: Path, points: Iterable[Point]) -> tuple[Path, int]:

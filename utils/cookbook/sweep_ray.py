@@ -31,8 +31,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from .notebooks import ROOT
 from .run import Outcome
 from .scratch import CACHES
-from .sweep_points import Identity, Point, recovered, write_whole
+from .sweep_points import Identity, Point, recovered
 from .sweep_spec import Spec
+from .whole_file import write_whole
 
 LOST = 3  # nodes that a point may lose before it counts as failed: it may be what kills them
 LOOK = 2.0  # seconds between two looks at which nodes there are

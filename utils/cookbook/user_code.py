@@ -55,7 +55,7 @@ def suffix_hint(name: str) -> str:
 
 def where(problem: BaseException) -> str:
     """The error in one line, and the line of code that raised it."""
-    frames = traceback.extract_tb(problem.__traceback__)
+    frames = [f for f in traceback.extract_tb(problem.__traceback__) if not f.filename.startswith("<frozen")]
     return one_line(problem) + (f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "")
 
 

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import Tensor, nn
+
+from . import known_size
 
 VAE_SIZES: dict[str, dict] = {
     "tiny": {"block_out_channels": [32, 64], "layers_per_block": 1, "norm_num_groups": 8},
@@ -25,10 +25,7 @@ LATENT_CHANNELS = {"vae": 16, "unet": 4}
 
 
 def _size(size: str, sizes: dict[str, dict]) -> dict:
-    if size not in sizes:
-        near = get_close_matches(str(size), sizes, n=1, cutoff=0.0)[0]
-        raise ValueError(f"size={size!r}; expected one of {', '.join(sizes)}; nearest: {near!r}")
-    return sizes[size]
+    return sizes[known_size(size, sizes)]
 
 
 def vae(size: str = "tiny", *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0):

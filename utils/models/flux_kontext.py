@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
-from . import diffusion
+from . import diffusion, known_size
 
 
 @contextlib.contextmanager
@@ -108,7 +107,7 @@ def kontext(
     """
     if checkpoint:
         return _sharing(_loaded(str(checkpoint), dtype, str(device)))
-    _known(size)
+    known_size(size, TRANSFORMER_SIZES)
     if size == "full":
         return _sharing(_drawn(size, dtype, str(device), seed))
     return _assembled(
@@ -121,7 +120,7 @@ def transformer(
     size: str = "tiny", *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0
 ) -> FluxTransformer2DModel:
     """The denoiser alone, called with `step_inputs`. device="meta": shapes without memory, for counting."""
-    given = TRANSFORMER_SIZES[_known(size)]
+    given = TRANSFORMER_SIZES[known_size(size, TRANSFORMER_SIZES)]
     torch.manual_seed(seed)
     with torch.device("meta") if str(device) == "meta" else contextlib.nullcontext():
         model = _lively(FluxTransformer2DModel(**given, guidance_embeds=True))
@@ -206,13 +205,6 @@ def step_inputs(
 
 
 # ---------------------------------------------------------------------------------------------------- details
-
-
-def _known(size: str) -> str:
-    if size not in TRANSFORMER_SIZES:
-        near = get_close_matches(str(size), TRANSFORMER_SIZES, n=1, cutoff=0.0)[0]
-        raise ValueError(f"size={size!r}; expected one of {', '.join(TRANSFORMER_SIZES)}; nearest: {near!r}")
-    return size
 
 
 def _lively(model: FluxTransformer2DModel) -> FluxTransformer2DModel:

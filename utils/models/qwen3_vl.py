@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor, nn
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel, Qwen3VLVisionPatchEmbed
+
+from . import known_size, nearest
 
 # "4b" and "8b" are the published vision towers of Qwen3-VL 4B and 8B; patch, channels and frames never differ.
 SIZES: dict[str, dict] = {
@@ -49,13 +50,12 @@ def vision_config(size: str = "8b", **overrides) -> Qwen3VLVisionConfig:
     With a smaller `depth` the DeepStack layers that no longer exist are left out.
     Raises ValueError, with the nearest right name, for an unknown size or field.
     """
-    if size not in SIZES:
-        raise ValueError(f"size={size!r}; expected one of {', '.join(SIZES)}; {_nearest(size, SIZES)}")
+    known_size(size, SIZES)
     fields = [*SIZES["8b"], "patch_size", "temporal_patch_size", "in_channels", "spatial_merge_size", "hidden_act",
               "attn_implementation"]  # fmt: skip
     for name in overrides:
         if name not in fields:
-            raise ValueError(f"{name!r} is no field of the vision configuration; {_nearest(name, fields)}")
+            raise ValueError(f"{name!r} is no field of the vision configuration; {nearest(name, fields)}")
     values = {**SIZES[size], **overrides}
     if "deepstack_visual_indexes" not in overrides:
         values["deepstack_visual_indexes"] = [at for at in values["deepstack_visual_indexes"] if at < values["depth"]]
@@ -173,7 +173,3 @@ def patch_inputs(
     width = config.in_channels * config.temporal_patch_size * patch * patch
     pixels = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
     return pixels.to(device, dtype), torch.tensor(grids, dtype=torch.int64, device=device)
-
-
-def _nearest(name: str, names) -> str:
-    return f"nearest: {get_close_matches(str(name).lower(), list(names), n=1, cutoff=0.0)[0]!r}"

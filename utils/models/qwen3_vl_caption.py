@@ -20,8 +20,9 @@ from transformers.cache_utils import DynamicCache, StaticCache
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
 
+from . import known_size
 from .qwen3_vl import SIZES as VISION_SIZES
-from .qwen3_vl import _nearest, draw_weights, vision_config
+from .qwen3_vl import draw_weights, vision_config
 
 __all__ = ["CACHE", "SIZES", "DynamicCache", "Qwen3VLForConditionalGeneration", "StaticCache"]
 __all__ += ["caption_config", "captioner", "copy_of", "prompt_ids"]
@@ -57,9 +58,7 @@ CACHE = (
 
 def caption_config(size: str = "8b") -> Qwen3VLConfig:
     """The configuration of a whole captioner: "tiny", "small", "4b" or "8b". Raises ValueError for another size."""
-    if size not in SIZES:
-        raise ValueError(f"size={size!r}; expected one of {', '.join(SIZES)}; {_nearest(size, SIZES)}")
-    text = SIZES[size]
+    text = SIZES[known_size(size, SIZES)]
     assert VISION_SIZES[size]["out_hidden_size"] == text["hidden_size"], "the two parts must fit"
     half = text["head_dim"] // 2  # rotary frequencies, shared out to time, height and width
     side = half * 5 // 16
