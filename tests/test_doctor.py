@@ -1,55 +1,12 @@
 """doctor: a report for a user's model, and one clear line for everything of theirs that does not work."""
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 from utils.cookbook.doctor import run_doctor
 
-SOURCE = """
-import torch
-from torch import nn
-
-def model():
-    return nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(1), nn.Linear(32, 4))
-
-def both():
-    return model(), torch.randn(2, 3, 8, 8)
-
-def image():
-    return torch.randn(2, 3, 8, 8)
-
-def named():
-    return {"input": torch.randn(2, 3, 8, 8)}
-
-def several():
-    return (torch.randn(2, 3, 8, 8),)
-
-def wrong():
-    return torch.randn(2, 4, 8, 8)
-
-def broken():
-    raise OSError("no\\nweights")
-
-def leaves():
-    raise SystemExit(3)
-
-def number():
-    return 3
-
-constant = 3
-"""
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    (tmp_path / "their_models.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield
-    sys.modules.pop("their_models", None)
+pytest_plugins = ["user_models"]  # the fixture `place`
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +24,7 @@ def no_clock(monkeypatch):
 def test_the_report(place, capsys, inputs):
     target = "their_models:model" if inputs else "their_models:both"
     arguments = (target, f"their_models:{inputs}") if inputs else (target,)
-    if inputs == "named":  # nn.Sequential calls its argument `input`
-        assert run_doctor(*arguments) == 0
-    else:
-        assert run_doctor(*arguments) == 0
+    assert run_doctor(*arguments) == 0
     out, err = capsys.readouterr()
     assert "convolution" in out and "1 of 1 convolutions are matrix products" in out and err == ""
 

@@ -1,7 +1,5 @@
 """./cookbook prescribe: the table and code of a user's model, and one clear line for everything of theirs."""
 
-import sys
-
 import pytest
 import torch
 from prescribe_fakes import Table
@@ -9,48 +7,7 @@ from prescribe_fakes import Table
 from utils.cookbook import cli
 from utils.cookbook.prescribe_command import run_prescribe
 
-SOURCE = """
-import torch
-from torch import nn
-
-def model():
-    return nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(1), nn.Linear(32, 4)).eval()
-
-def both():
-    return model(), torch.randn(2, 3, 8, 8)
-
-def image():
-    return torch.randn(2, 3, 8, 8)
-
-def numbered(i):
-    return torch.full((2, 3, 8, 8), float(i)) + torch.randn(2, 3, 8, 8)
-
-def named():
-    return {"input": torch.randn(2, 3, 8, 8)}
-
-def wrong():
-    return torch.randn(2, 4, 8, 8)
-
-def nothing():
-    return ()
-
-def training():
-    return nn.Sequential(nn.Linear(2, 2))
-
-def broken():
-    raise OSError("no\\nweights")
-
-constant = 3
-"""
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    (tmp_path / "their_models.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield
-    sys.modules.pop("their_models", None)
+pytest_plugins = ["user_models"]  # the fixture `place`
 
 
 @pytest.fixture

@@ -1,31 +1,23 @@
 """Recipe 01: its technique away from the notebook, its recorded rows, and whole runs with papermill."""
 
 import copy
-from pathlib import Path
 
-import nbformat
 import pytest
 import torch
+from recipe_notebook import claims_in, run_whole, source_with
 from torch import nn
 
 from utils.dynamic_range import audit
-from utils.rows import read_rows, recorded_rows
+from utils.rows import recorded_rows
 
 RECIPE = "01_bf16_fp16"
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / f"{RECIPE}.ipynb"
 CLAIMS = {f"P{number}" for number in range(1, 11)}
-
-
-def cell_with(text: str) -> str:
-    """The source of the code cell that holds `text`."""
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
-    return next(cell.source for cell in cells if cell.cell_type == "code" and text in cell.source)
 
 
 @pytest.fixture(scope="module")
 def technique():
     names = {"torch": torch, "copy": copy}
-    exec(cell_with("def to_sixteen"), names)
+    exec(source_with(RECIPE, "def to_sixteen"), names)
     return names
 
 
@@ -57,7 +49,7 @@ def test_the_last_product_tells_near_words_apart(technique):
 
 def test_tf32_by_hand_rounds_to_ten_fraction_bits():
     names = {"torch": torch}
-    exec(cell_with("def to_tf32").partition("\n\n\n")[0], names)
+    exec(source_with(RECIPE, "def to_tf32").partition("\n\n\n")[0], names)
     x = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-11, 1 + 2**-12, -1 - 2**-11, 3.0e38, 0.0, 2**-126])
     expected = [1.0, 1 + 2**-10, 1 + 2**-10, 1.0, -1 - 2**-10]
     assert names["to_tf32"](x)[:5].tolist() == expected
@@ -70,7 +62,7 @@ def test_the_idea_in_the_notebook_agrees_with_the_library():
     from torch.utils._python_dispatch import TorchDispatchMode
 
     names = {"torch": torch, "TorchDispatchMode": TorchDispatchMode}
-    exec(cell_with("class FirstTooLarge").partition("\n\n\n")[0], names)
+    exec(source_with(RECIPE, "class FirstTooLarge").partition("\n\n\n")[0], names)
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Softmax(-1))
     with torch.no_grad():
         model[0].weight.fill_(100.0), model[1].weight.fill_(200.0)
@@ -89,30 +81,9 @@ def test_recorded_rows_are_complete_and_say_where_they_come_from():
     assert len(pairs) >= 3 and all(row["baseline_median_s"] > row["median_s"] for row in pairs)
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Run the recipe with papermill: the executed notebook and its rows."""
-
-    def run(**parameters):
-        papermill = pytest.importorskip("papermill")
-        rows = tmp_path / "rows.jsonl"
-        done = papermill.execute_notebook(
-            str(NOTEBOOK), str(tmp_path / "out.ipynb"), parameters={"rows": str(rows), **parameters}, progress_bar=False
-        )
-        return done, read_rows(rows)
-
-    return run
-
-
-def claims_of(notebook) -> dict[str, str]:
-    cell = next(cell for cell in notebook.cells if "claims" in cell.metadata.get("tags", []))
-    lines = "".join(output.text for output in cell.outputs).splitlines()
-    return {line[:4].strip(): line[4:25].strip() for line in lines}
-
-
-def test_a_run_with_other_parameters(run):
-    done, rows = run(length=128, side=64, patience=0.0, seed=1)
-    assert claims_of(done).keys() == CLAIMS
+def test_a_run_with_other_parameters(tmp_path):
+    done, rows = run_whole(RECIPE, tmp_path, length=128, side=64, patience=0.0, seed=1)
+    assert claims_in(done).keys() == CLAIMS
     assert {(row["baseline_label"], row["label"], row["case.side"]) for row in rows} == {
         ("float32", "bfloat16", 64),
         ("float32", "float16", 32),  # no patience: the guard stops at once
@@ -125,9 +96,9 @@ def test_a_run_with_other_parameters(run):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(run):
-    done, rows = run(device="cuda", side=4096, length=1024)
-    assert claims_of(done).keys() == CLAIMS
+def test_on_a_gpu(tmp_path):
+    done, rows = run_whole(RECIPE, tmp_path, device="cuda", side=4096, length=1024)
+    assert claims_in(done).keys() == CLAIMS
     big = {row["label"]: row for row in rows if row["case.side"] == 4096 and row["baseline_label"] == "float32"}
     assert {"TF32", "bfloat16"} <= big.keys()
     for row in rows:

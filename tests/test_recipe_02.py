@@ -2,28 +2,24 @@
 
 import ast
 import logging
-from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import pytest
 import torch
+from recipe_notebook import code_cells, run_whole, said, source_of
 
 from utils.machine import has_compiler, missing
-from utils.rows import read_rows, recorded_rows
+from utils.rows import recorded_rows
 
 RECIPE = "02_torch_compile"
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / f"{RECIPE}.ipynb"
 ONES = torch.ones
 
 
 @pytest.fixture(scope="module")
 def technique():
     """The names of the cell tagged `technique`."""
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
-    source = next(cell.source for cell in cells if "technique" in cell.metadata.get("tags", []))
     names = {"torch": torch, "SimpleNamespace": SimpleNamespace}
-    exec(source, names)
+    exec(source_of(RECIPE, "technique"), names)
     return SimpleNamespace(**names)
 
 
@@ -117,14 +113,11 @@ def test_recorded_models_hold_a_gain_and_a_loss():
 def rules():
     """The functions of the cells after `recorded`, without running the cells' other lines."""
     names = {}
-    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
-        if cell.cell_type == "code":
-            tree = ast.parse(cell.source)
-            wanted = ("gain_rule", "launch_rule", "start_rule", "pays_after", "ABOUT_ONE")
-            kept = [
-                part for part in tree.body if getattr(part, "name", None) in wanted or "ABOUT_ONE" in ast.dump(part)
-            ]
-            exec(compile(ast.Module(kept, []), "rules", "exec"), names)
+    for cell in code_cells(RECIPE):
+        tree = ast.parse(cell.source)
+        wanted = ("gain_rule", "launch_rule", "start_rule", "pays_after", "ABOUT_ONE")
+        kept = [part for part in tree.body if getattr(part, "name", None) in wanted or "ABOUT_ONE" in ast.dump(part)]
+        exec(compile(ast.Module(kept, []), "rules", "exec"), names)
     return SimpleNamespace(**names)
 
 
@@ -192,7 +185,7 @@ def test_break_even_of_both_speeds_of_eager(rules):
     starts = {row["case.start"]: row for row in recorded_rows(RECIPE) if row.get("kind") == "start"}
     usual = [row for row in recorded_rows(RECIPE) if row.get("verdict") and row["case.model"] == "block"]
     kept = next(row for row in usual if row["case.tokens"] == starts["cold"]["case.tokens"])
-    lines = output_of(nbformat.read(NOTEBOOK, as_version=4), "def pays_after").splitlines()
+    lines = output_of(SimpleNamespace(cells=code_cells(RECIPE)), "def pays_after").splitlines()
     for name in ("cold", "warm folder", "artifacts"):
         row, eager = starts[name], starts["eager"]
         extra = row["setup_s"] - eager["setup_s"]
@@ -203,31 +196,13 @@ def test_break_even_of_both_speeds_of_eager(rules):
         )
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Run the recipe with papermill: the executed notebook and its rows."""
-
-    def run(**parameters):
-        papermill = pytest.importorskip("papermill")
-        rows = tmp_path / "rows.jsonl"
-        given = {"rows": str(rows), **parameters}
-        done = papermill.execute_notebook(
-            str(NOTEBOOK), str(tmp_path / "out.ipynb"), parameters=given, progress_bar=False
-        )
-        return done, read_rows(rows) if rows.exists() else []
-
-    return run
-
-
 def output_of(notebook, text):
-    return "\n".join(
-        output.get("text", "") for cell in notebook.cells if text in cell.source for output in cell.get("outputs", [])
-    )
+    return "\n".join(said(cell) for cell in notebook.cells if text in cell.source)
 
 
 @pytest.mark.skipif(not has_compiler(), reason=missing("compiler"))
-def test_a_run_with_other_parameters(run):
-    done, rows = run(tokens=[4, 32], width=64, seed=1, min_run_time=0.05)
+def test_a_run_with_other_parameters(tmp_path):
+    done, rows = run_whole(RECIPE, tmp_path, tokens=[4, 32], width=64, seed=1, min_run_time=0.05)
     assert {(row["case.model"], row["case.tokens"]) for row in rows if row.get("verdict")} == {
         ("block", 4),
         ("block", 32),
@@ -239,11 +214,11 @@ def test_a_run_with_other_parameters(run):
     assert "not run: set fresh_process" in output_of(done, "if fresh_process")
 
 
-def test_without_a_compiler_it_says_so_and_proves_the_rest(run, monkeypatch, tmp_path):
+def test_without_a_compiler_it_says_so_and_proves_the_rest(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("COOKBOOK_DEVICE", "cpu")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    done, rows = run()
+    done, rows = run_whole(RECIPE, tmp_path)
     assert not rows and missing("compiler") in output_of(done, "results[n]")
     assert "same numbers as eager: True" in output_of(done, "special = survey")
     assert "loaded into an empty folder : hit" in output_of(done, "only_products")
@@ -251,8 +226,8 @@ def test_without_a_compiler_it_says_so_and_proves_the_rest(run, monkeypatch, tmp
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(run):
-    _, rows = run(device="cuda", tokens=[64, 8192], width=4096)
+def test_on_a_gpu(tmp_path):
+    _, rows = run_whole(RECIPE, tmp_path, device="cuda", tokens=[64, 8192], width=4096)
     timed = [row for row in rows if row.get("verdict") and row["case.model"] == "block"]
     assert {row["label"] for row in timed} == {"compile", "reduce-overhead", "max-autotune"}
     for row in timed:

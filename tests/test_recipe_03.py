@@ -1,28 +1,25 @@
 """Recipe 03: its technique, the rules of its claims on made-up rows, and wrong values refused before any work."""
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
+from recipe_notebook import code_cells, run_whole, said, set_up, source_with
 
+from utils.cookbook.notebooks import tags
 from utils.rows import recorded_rows
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "03_sdpa.ipynb"
-
-
-def cells():
-    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+RECIPE = "03_sdpa"
+PRESETS = Path(__file__).parents[1] / "data" / "presets"
 
 
 def names_of(*parts, **given):
     """What the cells that hold these texts define."""
     for part in parts:
-        (source,) = [source for source in cells() if part in source]
-        exec(source, given)
+        exec(source_with(RECIPE, part), given)
     return SimpleNamespace(**given)
 
 
@@ -164,32 +161,16 @@ def test_s5_follows_its_rule(rules, reached, expected):
     ],
 )
 def test_a_wrong_value_is_refused_in_the_set_up(given, message):
-    parameters, imports, values = cells()[:3]
-    scope: dict = {}
-    exec(parameters, scope)
-    scope |= given
-    exec(imports, scope)
     with pytest.raises(ValueError) as caught:
-        exec(values, scope)
+        set_up(RECIPE, **given)  # which ends before the cell `machine`: nothing ran before
     assert str(caught.value) == message
-    assert "machine.describe" in cells()[3]  # so nothing ran before
 
 
-def test_the_defaults_and_the_presets_are_taken():
-    import yaml
-
-    presets = [
-        yaml.safe_load((NOTEBOOK.parents[1] / "data" / "presets" / f"{name}.yaml").read_text()).get("03_sdpa", {})
-        for name in ("cpu", "gpu")
-    ]
-    parameters, imports, values = cells()[:3]
-    for given in ({}, *presets):
-        scope: dict = {}
-        exec(parameters, scope)
-        scope |= given | {"device": "cpu"}
-        exec(imports, scope)
-        exec(values, scope)
-        assert scope["kind"] == getattr(torch, scope["dtype"])
+@pytest.mark.parametrize("preset", [None, "cpu", "gpu"])
+def test_the_defaults_and_the_presets_are_taken(preset):
+    given = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text()).get(RECIPE, {}) if preset else {}
+    scope = set_up(RECIPE, **given | {"device": "cpu"})
+    assert scope["kind"] == getattr(torch, scope["dtype"])
 
 
 # ---------------------------------------------------------------------------------------------------- rows
@@ -197,9 +178,8 @@ def test_the_defaults_and_the_presets_are_taken():
 
 def test_the_recorded_table_shows_type_and_keys_of_each_row():
     """The row of one query in bfloat16 was once shown as float32, from the parameter."""
-    outputs = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    (cell,) = [cell for cell in outputs if "recorded" in cell["metadata"].get("tags", [])]
-    lines = "".join(cell["outputs"][0]["text"]).splitlines()
+    (cell,) = [cell for cell in code_cells(RECIPE) if "recorded" in tags(cell)]
+    lines = said(cell).splitlines()
     table = [line.split() for line in lines]
     for r in recorded_rows("03_sdpa"):
         if r["provenance"] == "measured" and not r.get("case.pairs"):
@@ -209,11 +189,8 @@ def test_the_recorded_table_shows_type_and_keys_of_each_row():
 
 def test_the_four_pairs_are_one_comparison(tmp_path):
     """A whole run at small sizes writes rows from which S7 can be judged."""
-    papermill = pytest.importorskip("papermill")
-    rows = tmp_path / "rows.jsonl"
-    given = {"rows": str(rows), "lengths": [16, 32], "heads": 2, "head_dim": 16, "min_run_time": 0.05}
-    papermill.execute_notebook(str(NOTEBOOK), str(tmp_path / "out.ipynb"), parameters=given, progress_bar=False)
-    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    given = {"lengths": [16, 32], "heads": 2, "head_dim": 16, "min_run_time": 0.05}
+    _, found = run_whole(RECIPE, tmp_path, **given)
     four = [r for r in found if r.get("case.pairs")]
     assert [(r["case.length"], r["label"]) for r in four] == [
         (length, label) for length in (16, 32) for label in ("SDPA, bfloat16", "naive, float32", "SDPA, float32")

@@ -1,36 +1,31 @@
 """Recipe 04: the rules of its claims on made-up rows, and wrong values refused before any work."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from recipe_notebook import code_cells, said, set_up, source_with
 
+from utils.cookbook.notebooks import tags
 from utils.rows import recorded_rows
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "04_channels_last.ipynb"
-
-
-def cells():
-    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+RECIPE = "04_channels_last"
+PRESETS = Path(__file__).parents[1] / "data" / "presets"
 
 
 def output_of(tag, part=""):
     """The stored text of the cell with this tag and text."""
-    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    (cell,) = [c for c in found if tag in c["metadata"].get("tags", []) and part in "".join(c["source"])]
-    return "".join(cell["outputs"][0]["text"])
+    (cell,) = [cell for cell in code_cells(RECIPE) if tag in tags(cell) and part in cell.source]
+    return said(cell)
 
 
 @pytest.fixture(scope="module")
 def rules():
     scope = {"recorded": []}
     for part in ("def on_a_card", "def on_a_cpu"):
-        (source,) = [source for source in cells() if part in source]
-        exec(source, scope)
+        exec(source_with(RECIPE, part), scope)
     return SimpleNamespace(**scope)
 
 
@@ -116,28 +111,16 @@ def test_l3_prints_the_share_that_was_counted(rules):
     ],
 )
 def test_a_wrong_value_is_refused_in_the_set_up(given, message):
-    parameters, imports, values = cells()[:3]
-    scope: dict = {}
-    exec(parameters, scope)
-    scope |= given
-    exec(imports, scope)
     with pytest.raises(ValueError) as caught:
-        exec(values, scope)
+        set_up(RECIPE, **given)  # which ends before the cell `machine`: nothing ran before
     assert str(caught.value) == message
-    assert "machine.describe" in cells()[3]  # so nothing ran before
 
 
-def test_the_defaults_and_the_presets_are_taken():
-    presets = NOTEBOOK.parents[1] / "data" / "presets"
-    parameters, imports, values = cells()[:3]
-    for name in (None, "cpu", "gpu"):
-        given = yaml.safe_load((presets / f"{name}.yaml").read_text()).get("04_channels_last", {}) if name else {}
-        scope: dict = {}
-        exec(parameters, scope)
-        scope |= given | {"device": "cpu"}
-        exec(imports, scope)
-        exec(values, scope)
-        assert scope["kind"] == getattr(torch, scope["dtype"])
+@pytest.mark.parametrize("preset", [None, "cpu", "gpu"])
+def test_the_defaults_and_the_presets_are_taken(preset):
+    given = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text()).get(RECIPE, {}) if preset else {}
+    scope = set_up(RECIPE, **given | {"device": "cpu"})
+    assert scope["kind"] == getattr(torch, scope["dtype"])
 
 
 # ---------------------------------------------------------------------------------------------------- stored page
@@ -166,13 +149,9 @@ def test_the_recorded_table_gives_a_size_only_to_what_has_it():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_network_and_its_inputs_have_the_type_of_the_parameter(dtype):
     """The UNet was once measured in float32 whatever the parameter said, and its row named the parameter."""
-    parameters, *set_up = cells()[:3]
-    (networks,) = [source for source in cells() if "def small_unet" in source]
-    scope: dict = {}
-    exec(parameters, scope)
-    scope |= {"dtype": dtype, "device": "cpu", "last": {"memory_format": torch.channels_last}}
-    for source in (*set_up, networks):
-        exec(source, scope)
+    scope = set_up(RECIPE, dtype=dtype, device="cpu")
+    scope |= {"last": {"memory_format": torch.channels_last}}
+    exec(source_with(RECIPE, "def small_unet"), scope)
     kind = getattr(torch, dtype)
     assert set(scope["others"]) == {"unet", "convolution"}
     for build, inputs in scope["others"].values():

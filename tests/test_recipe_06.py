@@ -1,17 +1,13 @@
 """Recipe 06: its rules on made-up values."""
 
-from pathlib import Path
-
-import nbformat
 import pytest
-
-CELLS = nbformat.read(Path(__file__).parents[1] / "notebooks" / "06_cuda_graph.ipynb", as_version=4).cells
+from recipe_notebook import source_with
 
 
 @pytest.fixture(scope="module")
 def rules():
     names = {"launch_us": 5.0}
-    exec(next(cell.source for cell in CELLS if cell.source.startswith("def buckets_rule")), names)
+    exec(source_with("06_cuda_graph", "def buckets_rule"), names)
     return names
 
 

@@ -1,29 +1,24 @@
 """Recipe 07: its technique away from the notebook, its recorded rows, and whole runs with papermill."""
 
 import math
-from pathlib import Path
-from types import SimpleNamespace
 
-import nbformat
 import pytest
 import torch
 import torch.nn.functional as F
+from recipe_notebook import claims_in, claims_of, run_here, run_whole, source_of
 
 from utils.equivalence import check_equivalence
 from utils.models.qwen3_vl import grid_of, patch_embed, patch_inputs
 from utils.rows import read_rows, recorded_rows
 
 RECIPE = "07_conv3d_to_linear"
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / f"{RECIPE}.ipynb"
 
 
 @pytest.fixture(scope="module")
 def as_linear():
     """The function of the cell tagged `technique`."""
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
-    source = next(cell.source for cell in cells if "technique" in cell.metadata.get("tags", []))
     names = {"torch": torch, "F": F}
-    exec(source, names)
+    exec(source_of(RECIPE, "technique"), names)
     return names["as_linear"]
 
 
@@ -74,15 +69,6 @@ def test_recorded_rows_are_complete_and_say_where_they_come_from():
             assert 10.7 < row["baseline_median_s"] / row["median_s"] < 18.3
 
 
-def claims_of(text: str) -> dict[str, str]:
-    """Verdict by claim, from the lines that the cell `claims` prints."""
-    return {line[:4].strip(): line[4:25].strip() for line in text.splitlines()}
-
-
-def code_cells(notebook):
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
 @pytest.fixture
 def as_it_was(monkeypatch):
     """Undo what the recipe leaves in a process: fusion that stays on, and the TF32 switch."""
@@ -94,19 +80,10 @@ def as_it_was(monkeypatch):
 
 
 def test_other_parameters_give_complete_rows(tmp_path, capsys, as_it_was):
-    """Every code cell, in this process: a kernel of its own would only cost time."""
     given = {"size": "tiny", "tower": "tiny", "dtype": "bfloat16", "patches": 16, "seed": 1, "min_run_time": 0.01}
     given |= {"rows": str(tmp_path / "rows.jsonl")}
-    names, shown = {}, ""
-    for cell in code_cells(nbformat.read(NOTEBOOK, as_version=4)):
-        exec(cell.source, names)
-        if "parameters" in cell.metadata.get("tags", []):
-            assert given.keys() <= names.keys()
-            names |= given
-        if "measure_peaks" in names:  # the limit does not matter here, and takes seconds
-            names["measure_peaks"] = lambda *a, **k: SimpleNamespace(gemm_flops_per_s=1e15, read_bytes_per_s=1e15)
-        shown = capsys.readouterr().out if "claims" in cell.metadata.get("tags", []) else shown
-    assert claims_of(shown).keys() >= {"Q1", "Q2", "Q3", "Q4", "Q8", "Q9"}
+    shown = run_here(RECIPE, capsys, **given)
+    assert claims_of(shown["claims"]).keys() >= {"Q1", "Q2", "Q3", "Q4", "Q8", "Q9"}
     rows = read_rows(given["rows"])
     assert not [row["error"] or row["same_reason"] for row in rows if row["verdict"] in ("error", "invalid")]
     labels = {"linear", "transformers", "one by one", "mean", "cut and multiply"}
@@ -119,13 +96,10 @@ def test_other_parameters_give_complete_rows(tmp_path, capsys, as_it_was):
 
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path):
-    papermill = pytest.importorskip("papermill")
-    rows = str(tmp_path / "rows.jsonl")
-    given = {"device": "cuda", "tower": "8b", "dtype": "bfloat16", "patches": 1568, "rows": rows}
-    done = papermill.execute_notebook(str(NOTEBOOK), str(tmp_path / "out.ipynb"), parameters=given, progress_bar=False)
-    cell = next(cell for cell in code_cells(done) if "claims" in cell.metadata.get("tags", []))
-    assert claims_of("".join(output.text for output in cell.outputs))["Q1"] == "confirmed"
-    timed = {row["label"]: row for row in read_rows(rows) if row.get("verdict")}
+    given = {"device": "cuda", "tower": "8b", "dtype": "bfloat16", "patches": 1568}
+    done, rows = run_whole(RECIPE, tmp_path, **given)
+    assert claims_in(done)["Q1"] == "confirmed"
+    timed = {row["label"]: row for row in rows if row.get("verdict")}
     assert {"linear", "transformers", "one by one"} <= timed.keys()
     for row in timed.values():
         assert row["device"].startswith("cuda") and row["same"] and row["driver"] and row["cudnn"]

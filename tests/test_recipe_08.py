@@ -1,28 +1,17 @@
 """Recipe 08: its technique away from the notebook, its recorded rows, and whole runs."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import pytest
 import torch
 import torch.nn.functional as F
+from recipe_notebook import claims_in, claims_of, run_here, run_whole, source_with
 
 from utils.models import gpt
 from utils.rows import read_rows, recorded_rows
 
 RECIPE = "08_kv_cache"
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / f"{RECIPE}.ipynb"
 CLAIMS = {f"K{number}" for number in range(2, 8)}
-
-
-def code_cells(notebook):
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def cell_with(text: str) -> str:
-    """The source of the code cell that holds `text`."""
-    return next(cell.source for cell in code_cells(nbformat.read(NOTEBOOK, as_version=4)) if text in cell.source)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,9 +26,9 @@ def one_thread_without_gradients():
 @pytest.fixture(scope="module")
 def recipe():
     names = {"torch": torch, "F": F}
-    exec(cell_with("def turn(").partition("\n\n\n")[0], names)
+    exec(source_with(RECIPE, "def turn(").partition("\n\n\n")[0], names)
     for text in ("def offer(", "def write_without_cache", "def new_cache"):
-        exec(cell_with(text), names)
+        exec(source_with(RECIPE, text), names)
     return SimpleNamespace(**{name: value for name, value in names.items() if callable(value)})
 
 
@@ -72,7 +61,7 @@ def test_the_model_of_the_memory_pool_follows_its_rules():
     import bisect
 
     names = {"bisect": bisect, "MiB": 2**20}
-    exec(cell_with("class Pool"), names)
+    exec(source_with(RECIPE, "class Pool"), names)
     pool, mebi = names["Pool"](), 2**20
     small = pool.ask(3 * mebi)
     assert pool.taken == 20 * mebi and pool.free == [(17 * mebi, 1, 3 * mebi)]  # 20 MiB, and the rest split off
@@ -97,26 +86,13 @@ def test_recorded_rows_hold_the_tables_of_the_source():
     assert {key: round(value, 1) for key, value in ratio.items()} == said | {("K5", 4096): 42.2}
 
 
-def claims_of(text: str) -> dict[str, str]:
-    """Verdict by claim, from the lines that the cell `claims` prints."""
-    return {line[:4].strip(): line[4:25].strip() for line in text.splitlines() if line[:4].strip() in CLAIMS}
-
-
 def test_other_parameters_give_complete_rows(tmp_path, capsys, monkeypatch):
-    """Every code cell, in this process: a kernel of its own would only cost time. The compiled step runs in nbval."""
+    """The compiled step runs in nbval."""
     monkeypatch.setattr("utils.machine.has_compiler", lambda: False)
     given = {"size": "tiny", "new_tokens": 9, "prompt_tokens": 5, "seed": 1, "step_position": 40, "replicates": 2}
     given |= {"min_run_time": 0.01, "rows": str(tmp_path / "rows.jsonl")}
-    names, shown = {"__name__": "recipe_08"}, ""  # code that looks at a function asks for its module
-    for cell in code_cells(nbformat.read(NOTEBOOK, as_version=4)):
-        exec(cell.source, names)
-        if "parameters" in cell.metadata.get("tags", []):
-            assert given.keys() <= names.keys()
-            names |= given
-        if "measure_peaks" in names:  # the limit does not matter here, and takes seconds
-            names["measure_peaks"] = lambda *a, **k: SimpleNamespace(gemm_flops_per_s=1e15, read_bytes_per_s=1e15)
-        shown = capsys.readouterr().out if "claims" in cell.metadata.get("tags", []) else shown
-    assert claims_of(shown).keys() == CLAIMS
+    shown = run_here(RECIPE, capsys, **given)
+    assert claims_of(shown["claims"]).keys() == CLAIMS
     rows = read_rows(given["rows"])
     assert {row["case.kind"] for row in rows} == {"generation", "step", "one token", "long cache"}
     for row in rows:
@@ -127,13 +103,9 @@ def test_other_parameters_give_complete_rows(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path):
-    papermill = pytest.importorskip("papermill")
-    rows = str(tmp_path / "rows.jsonl")
-    given = {"device": "cuda", "size": "full", "new_tokens": 256, "rows": rows}
-    done = papermill.execute_notebook(str(NOTEBOOK), str(tmp_path / "out.ipynb"), parameters=given, progress_bar=False)
-    cell = next(cell for cell in code_cells(done) if "claims" in cell.metadata.get("tags", []))
-    assert claims_of("".join(output.text for output in cell.outputs))["K2"] == "confirmed"
-    launches = {row["label"]: row for row in read_rows(rows) if row["case.kind"] == "launches"}
+    done, rows = run_whole(RECIPE, tmp_path, device="cuda", size="full", new_tokens=256)
+    assert claims_in(done)["K2"] == "confirmed"
+    launches = {row["label"]: row for row in rows if row["case.kind"] == "launches"}
     assert {"compiled", "compiled, CUDA graph"} == launches.keys()
     for row in launches.values():
         assert row["device"].startswith("cuda") and row["same"] and row["verdict"] not in ("error", "invalid")

@@ -4,28 +4,25 @@ import json
 import runpy
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 import torch.nn.functional as F
+from recipe_notebook import run_whole, source_of
 from safetensors.torch import load_file
 from torch import nn
 
-from utils.rows import read_rows, recorded_rows
+from utils.rows import recorded_rows
 
 RECIPE = "10_weight_only_int8"
 ROOT = Path(__file__).parents[1]
-NOTEBOOK = ROOT / "notebooks" / f"{RECIPE}.ipynb"
 SMALL = ROOT / "data" / "small_gpt"
 
 
 @pytest.fixture(scope="module")
 def technique():
     """The names that the cell tagged `technique` defines."""
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
-    source = next(cell.source for cell in cells if "technique" in cell.metadata.get("tags", []))
     names = {"torch": torch, "F": F, "nn": nn}
-    exec(source, names)
+    exec(source_of(RECIPE, "technique"), names)
     return names
 
 
@@ -106,11 +103,8 @@ def test_recorded_rows_say_where_they_come_from():
 
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path):
-    papermill = pytest.importorskip("papermill")
-    rows = str(tmp_path / "rows.jsonl")
-    given = {"device": "cuda", "width": 8192, "depth": 8, "rows": rows, "compiled": True}
-    papermill.execute_notebook(str(NOTEBOOK), str(tmp_path / "out.ipynb"), parameters=given, progress_bar=False)
-    timed = {row["label"]: row for row in read_rows(rows)}
+    _, rows = run_whole(RECIPE, tmp_path, device="cuda", width=8192, depth=8, compiled=True)
+    timed = {row["label"]: row for row in rows}
     assert {"bfloat16", "int8"} <= timed.keys()
     for row in timed.values():
         assert row["device"].startswith("cuda") and row["same"] and row["driver"]

@@ -1,31 +1,17 @@
 """Recipe 20: its functions away from the notebook, its recorded rows, and whole runs."""
 
 import math
-from pathlib import Path
 
-import nbformat
 import pytest
 import torch
+from recipe_notebook import claims_in, claims_of, code_cells, run_here, run_whole
 
 import utils.machine
+from utils.cookbook.notebooks import tags
 from utils.models.qwen3_vl_caption import captioner
 from utils.rows import read_rows, recorded_rows
 
 RECIPE = "20_qwen3_vl_captioning"
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / f"{RECIPE}.ipynb"
-
-
-def code_cells():
-    return [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-
-
-def tags(cell):
-    return set(cell.metadata.get("tags", []))
-
-
-def claims_of(text: str) -> dict[str, str]:
-    """Verdict by claim, from the lines that the cell `claims` prints."""
-    return {line[:4].strip(): line[4:25].strip() for line in text.splitlines()}
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +25,10 @@ def as_it_was(monkeypatch):
 def recipe():
     """The names that the cells before the first check define; nothing is drawn or timed."""
     names = {"__name__": "recipe"}  # functions without a module confuse those who look
-    for cell in code_cells():
+    for cell in code_cells(RECIPE):
         if "check" in tags(cell):
             break
-        if not tags(cell) & {"machine"}:
+        if "machine" not in tags(cell):
             exec(cell.source, names)
     return names
 
@@ -127,19 +113,11 @@ def test_the_recorded_kept_stack_beats_the_best_plain_form():
 
 
 def test_other_parameters_give_complete_rows(tmp_path, capsys, monkeypatch):
-    """Every code cell, in this process: a kernel of its own would only cost time. Without a compiler, too."""
+    """Without a compiler, too."""
     monkeypatch.setattr(utils.machine, "has_compiler", lambda: False)
     given = {"seed": 1, "side": 32, "words": 3, "batches": [1, 2], "batch": 2, "min_run_time": 0.01}
     given |= {"rows": str(tmp_path / "rows.jsonl")}
-    names, shown = {"__name__": "recipe"}, {}
-    for cell in code_cells():
-        exec(cell.source, names)
-        if "parameters" in tags(cell):
-            assert given.keys() <= names.keys()
-            names |= given
-        out = capsys.readouterr().out
-        for tag in tags(cell):
-            shown[tag] = shown.get(tag, "") + out
+    shown = run_here(RECIPE, capsys, **given)
     assert claims_of(shown["claims"]).keys() == {"Q5", "Q6", "Q7"}
     assert "needs a C++ compiler" in shown["limits"]
     rows = read_rows(given["rows"])
@@ -156,8 +134,8 @@ def test_other_parameters_give_complete_rows(tmp_path, capsys, monkeypatch):
 def test_a_slow_form_is_not_tried_with_more_clips(tmp_path, capsys):
     """With no patience at all only the repair goes on, as in the report."""
     names = {"__name__": "recipe"}  # functions without a module confuse those who look
-    for cell in code_cells():
-        if tags(cell) & {"machine", "figure", "check", "control", "cost"} and "def fit" not in cell.source:
+    for cell in code_cells(RECIPE):
+        if {*tags(cell)} & {"machine", "figure", "check", "control", "cost"} and "def fit" not in cell.source:
             continue
         exec(cell.source, names)
         if "parameters" in tags(cell):
@@ -170,13 +148,8 @@ def test_a_slow_form_is_not_tried_with_more_clips(tmp_path, capsys):
 
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path):
-    papermill = pytest.importorskip("papermill")
-    rows = str(tmp_path / "rows.jsonl")
-    given = {"device": "cuda", "size": "small", "side": 128, "rows": rows}
-    done = papermill.execute_notebook(str(NOTEBOOK), str(tmp_path / "out.ipynb"), parameters=given, progress_bar=False)
-    cell = next(cell for cell in done.cells if "claims" in cell.metadata.get("tags", []))
-    assert claims_of("".join(output.text for output in cell.outputs))["Q6"] == "confirmed"
-    found = read_rows(rows)
+    done, found = run_whole(RECIPE, tmp_path, device="cuda", size="small", side=128)
+    assert claims_in(done)["Q6"] == "confirmed"
     assert {row.get("kind") for row in found} >= {"sweep", "step", "final", "profile"}
     assert all(row["device"].startswith("cuda") and row["driver"] for row in found)
     assert not [row["label"] for row in found if row.get("verdict") == "invalid"]

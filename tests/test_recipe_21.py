@@ -2,30 +2,24 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
-import nbformat
 import pytest
 import torch
 import yaml
+from recipe_notebook import claims_of, code_cells, run_here, run_whole, source_with
 
 from utils.equivalence import check_equivalence
 from utils.rows import read_rows, recorded_rows
 
 RECIPE = "21_flux_kontext"
 ROOT = Path(__file__).parents[1]
-NOTEBOOK = ROOT / "notebooks" / f"{RECIPE}.ipynb"
 MISSING_ON_CPU = {"cudnn.benchmark", "CUDA Graph"}
-
-
-def code_cells():
-    return [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
 
 
 def run_until(tag, **given):
     """The names of the notebook after all cells before the first one tagged `tag`."""
     names = {"__name__": RECIPE}
-    for cell in code_cells():
+    for cell in code_cells(RECIPE):
         if tag in cell.metadata.get("tags", []):
             return names
         exec(cell.source, names)
@@ -138,29 +132,17 @@ def test_the_rule_of_x1():
 
 def names_of_cell(start):
     names = {"math": math}
-    exec(next(cell.source for cell in code_cells() if cell.source.startswith(start)), names)
+    exec(source_with(RECIPE, start), names)
     return names
 
 
-def claims_of(text):
-    """Verdict by claim, from the lines that the cell `claims` prints."""
-    return {line[:4].strip(): line[4:25].strip() for line in text.splitlines()}
-
-
 def test_other_parameters_give_complete_rows(tmp_path, capsys, monkeypatch):
-    """Every code cell, in this process, without a compiler: compiling would only cost time here."""
+    """Without a compiler: compiling would only cost time here."""
     monkeypatch.setattr("utils.machine.has_compiler", lambda: False)
     given = {"device": "cpu", "side": 16, "text": 4, "steps": 1, "seed": 1, "min_run_time": 0.01, "replicates": 1}
     given |= {"rows": str(tmp_path / "rows.jsonl")}
-    names, shown = {"__name__": RECIPE}, ""
-    for cell in code_cells():
-        exec(cell.source, names)
-        if "parameters" in cell.metadata.get("tags", []):
-            names |= given
-        if "measure_peaks" in names:  # the limit does not matter here, and takes seconds
-            names["measure_peaks"] = lambda *a, **k: SimpleNamespace(gemm_flops_per_s=1e15, read_bytes_per_s=1e15)
-        shown = capsys.readouterr().out if "claims" in cell.metadata.get("tags", []) else shown
-    assert "X1" in claims_of(shown)
+    shown = run_here(RECIPE, capsys, **given)
+    assert "X1" in claims_of(shown["claims"])
     rows = read_rows(given["rows"])
     assert not [row["error"] or row["same_reason"] for row in rows if row.get("verdict") in ("error", "invalid")]
     assert {row["case.kind"] for row in rows} == {"alone", "added", "step", "final"}
@@ -179,16 +161,7 @@ def test_the_presets_name_the_recipe(preset):
 
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path):
-    papermill = pytest.importorskip("papermill")
-    rows = tmp_path / "rows.jsonl"
-    papermill.execute_notebook(
-        str(NOTEBOOK),
-        str(tmp_path / "out.ipynb"),
-        parameters={"device": "cuda", "size": "small", "side": 256, "rows": str(rows)},
-        cwd=str(ROOT / "notebooks"),
-        progress_bar=False,
-    )
-    found = read_rows(rows)
+    _, found = run_whole(RECIPE, tmp_path, device="cuda", size="small", side=256)
     assert found, "no row was written"
     assert all(row["device"].startswith("cuda") and row["driver"] for row in found)
     assert not [row["label"] for row in found if row.get("verdict") in ("invalid", "error")]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from utils.rows import read_rows
+from recipe_notebook import run_whole
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ["00_measuring", "03_sdpa", "04_channels_last", "05_cudnn_benchmark", "06_cuda_graph", "11_reading_notes"]
@@ -23,16 +22,7 @@ def test_the_gpu_preset_names_the_card(recipe):
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_on_a_gpu(recipe, tmp_path):
-    papermill = pytest.importorskip("papermill")
-    rows = tmp_path / "rows.jsonl"
-    papermill.execute_notebook(
-        str(ROOT / "notebooks" / f"{recipe}.ipynb"),
-        str(tmp_path / "out.ipynb"),
-        parameters={"device": "cuda", "rows": str(rows)},
-        cwd=str(ROOT / "notebooks"),
-        progress_bar=False,
-    )
-    found = read_rows(rows)
+    _, found = run_whole(recipe, tmp_path, device="cuda")
     assert found, "no row was written"
     assert all(row["device"].startswith("cuda") and row["driver"] for row in found)
     assert not [row["label"] for row in found if row.get("verdict") == "invalid"]
