@@ -5,13 +5,13 @@ python sweep_driver.py N sweep SPEC …     killed right before (N even) or afte
 """
 
 import os
-import shutil
 import signal
 import sys
 
+from toy_recipes import papermill_here
+
 from utils.cookbook import cli
 from utils.cookbook import run as run_module
-from utils.cookbook.parameters import code_cells
 
 moments, replace = int(sys.argv[1]), os.replace
 
@@ -27,16 +27,7 @@ def counted(*args, **options):
     moments -= 2
 
 
-def papermill(path, copy, values, *rest):
-    space = {}
-    for source, tags in code_cells(path):
-        exec(source, space)
-        space |= values if "parameters" in tags else {}
-    shutil.copy(path, copy)
-    return "", ""
-
-
 if moments >= 0:
     os.replace = counted
-run_module._papermill, run_module.check_jobs = papermill, lambda jobs: None
+run_module._papermill, run_module.check_jobs = papermill_here, lambda jobs: None
 sys.exit(cli.main(sys.argv[2:]))

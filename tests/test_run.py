@@ -3,18 +3,16 @@
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from toy_recipes import ROW, toy
+from toy_recipes import ROW, papermill_here, toy
 
 from utils.cookbook import run as run_module
 from utils.cookbook.identity import device_name
-from utils.cookbook.parameters import code_cells
 from utils.cookbook.run import Job, check_jobs, job_key, output_folder, read_status, rows_between, run_recipes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,16 +46,7 @@ def run(jobs, out, **options):
 @pytest.fixture
 def no_kernel(monkeypatch):
     """Papermill replaced by running the cells here: for what does not depend on a kernel."""
-
-    def papermill(path, copy, values, *rest):
-        space = {}
-        for source, tags in code_cells(path):
-            exec(source, space)
-            space |= values if "parameters" in tags else {}
-        shutil.copy(path, copy)
-        return "", ""
-
-    monkeypatch.setattr(run_module, "_papermill", papermill)
+    monkeypatch.setattr(run_module, "_papermill", papermill_here)
 
 
 def test_a_recipe_gets_real_values_and_is_done_with_a_row(tmp_path, monkeypatch):

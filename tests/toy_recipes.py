@@ -1,7 +1,10 @@
 """Small notebooks for the tests of `run` and the command line: no torch, a row written by hand."""
 
 import json
+import shutil
 from pathlib import Path
+
+from utils.cookbook.parameters import code_cells
 
 PARAMETERS = """\
 device: str = "auto"  # where it runs
@@ -45,3 +48,13 @@ def toy(folder: Path, name: str = "01_toy", *cells: tuple[str, str], row: bool =
     """A recipe: parameters, the given cells, then (unless `row` is false) a `measure` cell that writes a row."""
     last = [("measure,nbval-ignore-output", ROW)] if row else []
     return write_notebook(folder / f"{name}.ipynb", ("parameters", PARAMETERS), *cells, *last, why=why)
+
+
+def papermill_here(path, copy, values, *rest):
+    """In place of run._papermill: the cells run in this process, for what does not depend on a kernel."""
+    space = {}
+    for source, tags in code_cells(path):
+        exec(source, space)
+        space |= values if "parameters" in tags else {}
+    shutil.copy(path, copy)
+    return "", ""
