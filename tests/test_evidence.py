@@ -30,7 +30,8 @@ def one_key(monkeypatch):
 
 def run(known, out, seconds=60.0, clock=default_timer()):  # noqa: B008
     return [
-        (one.name, state) for one, state in record(to_do(known, evidence.read_states(out)), out, seconds, print, clock)
+        (one.name, state)
+        for one, state in record(to_do(known, evidence.read_states(out), seconds), out, seconds, print, clock)
     ]
 
 
@@ -58,7 +59,7 @@ def test_a_part_of_other_code_is_to_do_again(tmp_path, monkeypatch):
 def test_failed_parts_come_last(tmp_path):
     known = [part("bad", "1/0"), part("new", "pass")]
     run(known[:1], tmp_path)
-    assert [one.name for one in to_do(known, evidence.read_states(tmp_path))] == ["new", "bad"]
+    assert [one.name for one in to_do(known, evidence.read_states(tmp_path), 60)] == ["new", "bad"]
 
 
 def ticking(*times):
@@ -78,6 +79,14 @@ def test_no_part_is_begun_with_too_little_time(tmp_path):
 def test_cut_off_at_the_limit(tmp_path, monkeypatch, passed, state):
     monkeypatch.setattr(evidence, "run_limited", lambda command, log, seconds: None)
     assert run([part("slow", "")], tmp_path, clock=ticking(0, passed, passed, 60)) == [("slow", state)]
+
+
+def test_a_part_that_was_too_long_gets_another_chance_with_more_time(tmp_path, monkeypatch):
+    known = [part("slow", "")]
+    monkeypatch.setattr(evidence, "run_limited", lambda command, log, seconds: None)
+    assert run(known, tmp_path, clock=ticking(0, 0, 0, 60)) == [("slow", TOO_LONG)]
+    assert run(known, tmp_path, seconds=60.0) == []
+    assert to_do(known, evidence.read_states(tmp_path), 120.0) == known
 
 
 def test_a_part_ends_at_its_limit(tmp_path):

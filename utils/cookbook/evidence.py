@@ -22,6 +22,7 @@ from .whole_file import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_SECONDS = 20.0  # no part is worth starting with less
+LONGER = 1.3  # how much more time a part must get after it was too long; it had at least 0.8 of a call
 DONE, SKIPPED, FAILED, TOO_LONG, PENDING = "done", "skipped", "failed", "too long", "to do"
 
 
@@ -96,10 +97,14 @@ def state_of(part: Part, states: dict[str, dict]) -> str:
     return seen.get("state", PENDING) if seen.get("key") == key_of(part) else PENDING
 
 
-def to_do(known: list[Part], states: dict[str, dict]) -> list[Part]:
-    """Parts for this call: those that never ended first, then those that failed before."""
-    by_state = {state: [p for p in known if state_of(p, states) == state] for state in (PENDING, FAILED)}
-    return by_state[PENDING] + by_state[FAILED]
+def to_do(known: list[Part], states: dict[str, dict], seconds: float) -> list[Part]:
+    """Parts for a call of so many seconds: those that never ended first, then those that failed before.
+
+    Last, those that were too long for an earlier call, where this one has more time.
+    """
+    by_state = {state: [p for p in known if state_of(p, states) == state] for state in (PENDING, FAILED, TOO_LONG)}
+    longer = [p for p in by_state[TOO_LONG] if seconds > LONGER * states[p.name]["seconds"]]
+    return by_state[PENDING] + by_state[FAILED] + longer
 
 
 def record(
@@ -107,7 +112,8 @@ def record(
 ) -> Iterator[tuple[Part, str]]:
     """Run parts until the time is over; yields each with its state. A part cut off in the middle is still to do.
 
-    A part that had all the time of a call and did not end is `too long`, and not begun again: it never would.
+    A part that had all the time of a call and did not end is `too long`: a call of the same length does not begin it
+    again, since it never would end.
     """
     end = clock() + seconds
     for part in todo:

@@ -56,13 +56,16 @@ def evidence(
         stack.enter_context(output_folder(folder / "evidence", []))
         if fresh:
             write_states(folder, {})
-        for part, state in record(to_do(known, read_states(folder)), folder, 60 * minutes, tell, default_timer()):
+        seconds = 60 * minutes
+        for part, state in record(to_do(known, read_states(folder), seconds), folder, seconds, tell, default_timer()):
             tell(f"{part.name}: {state}")
     print(plan_table(known, folder))
     ended = [state_of(part, read_states(folder)) for part in known]
     if left := ended.count(PENDING):
         print(f"{left} of {len(known)} parts left: the same command goes on")
         raise typer.Exit(TIME_IS_UP)
+    if too_long := ended.count(TOO_LONG):
+        print(f"{too_long} of {len(known)} parts did not end in {minutes:g} minutes: --minutes gives them more")
     print("rows: ./cookbook report --adopt FILE puts a row file into data/results")
     raise typer.Exit(1 if FAILED in ended or TOO_LONG in ended else 0)
 
