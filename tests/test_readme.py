@@ -1,4 +1,8 @@
 import json
+import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 from toy_recipes import write_notebook
@@ -55,3 +59,26 @@ def test_the_table_of_our_own_readme_is_fresh():
     if not (ROOT / "README.md").exists():
         pytest.skip("no README.md yet")
     assert not renew(ROOT / "README.md", find_recipes(), write=False), "stale: ./cookbook readme"
+
+
+def test_utils_can_be_taken_along_as_the_readme_says(tmp_path):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.search(r"^```\n(cp -r cookbook/utils .*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+    shutil.copytree(ROOT / "utils", tmp_path / "cookbook" / "utils", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "LICENSE", tmp_path / "cookbook")
+    (tmp_path / "my_package").mkdir()
+    subprocess.run(["bash", "-e", "-c", lines], cwd=tmp_path, check=True)
+    shutil.rmtree(tmp_path / "cookbook")
+    taken = [path.stem for path in (tmp_path / "my_package" / "speed").glob("*.py")]
+    assert {"equivalence", "linearize", "prescribe"} <= set(taken) and "claims" not in taken
+    code = "\n".join(
+        [
+            *(f"import my_package.speed.{name}" for name in [*taken, "timing"] if name != "__init__"),
+            "import sys",
+            "from my_package.speed.prescribe_steps import PACKAGE",
+            "print(PACKAGE, sorted({'utils', 'transformers', 'diffusers', 'yaml', 'pandas'} & set(sys.modules)))",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True,
+                          env={"PYTHONPATH": str(tmp_path)})  # fmt: skip
+    assert done.stdout.strip() == "my_package.speed []", done.stderr
