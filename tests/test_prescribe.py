@@ -11,6 +11,7 @@ from torch import nn
 from utils.equivalence import check_equivalence, declared_lossy
 from utils.prescribe import PrescribeError, prescribe
 from utils.prescribe_checks import scaled, signal_to_noise, with_loss
+from utils.prescribe_steps import NAMES
 from utils.timing import guards
 
 
@@ -68,6 +69,15 @@ def test_what_is_faster_is_kept_and_nothing_else(monkeypatch):
     assert found["channels_last"].on_best.speedup == pytest.approx(1.3)
     assert found.total.speedup == pytest.approx(1.95) and found.total is found["channels_last"].total
     assert found["torch.compile"].total is None and not found["torch.compile"].kept
+
+
+@pytest.mark.parametrize("skip", ["threads", "1 thread"])
+def test_every_name_of_skip_skips(monkeypatch, skip):
+    Table(FAST).install(monkeypatch)
+    left = [name for name in NAMES if name != "threads"]
+    found = prescribe(factory, image, skip=[*left, skip], allow_lossy=True)
+    assert found.kept == () and not any(row.alone for row in found.rows)
+    assert {row.name for row in found.rows} == {*left, "1 thread"}
 
 
 def test_alone_is_not_enough(monkeypatch):

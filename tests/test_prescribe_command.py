@@ -48,7 +48,15 @@ def test_options_reach_it(place, table, capsys):
         ("their_models:training", "their_models:image", "in train mode"),
         ("their_models:model", None, "give --inputs"),
         ("their_models:model", "their_models:imag", "nearest: 'image'"),
-        ("their_models:model", "their_models:broken", "make_inputs raised OSError: no weights"),
+        ("their_models:model", "their_models:broken", "make_inputs raised OSError: no weights (their_models.py:33)"),
+        ("their_models:leaves", "their_models:image", "raised SystemExit: 3 (their_models.py:36)"),
+        ("their_models:leaves_later", "their_models:image", "raised SystemExit: no more (their_models.py:42)"),
+        (
+            "their_models:in_a_library",
+            "their_models:image",
+            "double quotes: line 1 column 2 (char 1) (their_models.py:49)",
+        ),
+        ("their_models.py:model", "their_models:image", "name the module without the suffix: 'their_models'"),
         ("their_models:model", "their_models:wrong", "the inputs do not fit the model"),
         ("their_models:model", "their_models:nothing", "make_inputs gives ()"),
         ("their_models:image", "their_models:image", "factory returned Tensor"),
@@ -59,9 +67,19 @@ def test_one_line_and_status_2(place, monkeypatch, capsys, target, inputs, said)
     monkeypatch.setattr("utils.prescribe.compare", None)
     assert cli.main(["prescribe", target, *(["--inputs", inputs] if inputs else [])]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and said in err and err.startswith("prescribe: ")
+    assert out == "" and err.count("\n") == 1 and said in err and err.startswith("prescribe: ") and "frozen" not in err
 
 
-def test_an_unknown_step(place, capsys):
+def test_an_unknown_step_is_refused_before_any_work(place, monkeypatch, capsys):
+    monkeypatch.setattr("utils.prescribe.Subject", None)
     assert run_prescribe("their_models:model", "their_models:image", skip=["linearise"]) == 2
     assert "nearest: 'linearize'" in capsys.readouterr().err
+
+
+def test_the_help_names_the_steps(monkeypatch, capsys):
+    from utils.prescribe_steps import NAMES
+
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["prescribe", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split()).partition("one of ")[2].partition(" --help")[0]
+    assert said == ", ".join(f'"{name}"' if " " in name else name for name in NAMES)

@@ -41,6 +41,19 @@ def broken():
 def leaves():
     raise SystemExit(3)
 
+def leaves_later():
+    import sys
+    leaves_later.calls += 1
+    if leaves_later.calls > 1:
+        sys.exit("no more")
+    return model()
+
+leaves_later.calls = 0
+
+def in_a_library():
+    import json
+    return json.loads("{")
+
 def number():
     return 3
 

@@ -26,7 +26,7 @@ from .prescribe_checks import check_controls, signal_to_noise
 from .prescribe_code import Stack, Step, execute, source, switches_of, target_of, with_step
 from .prescribe_code import model_code as code_of_model
 from .prescribe_report import Prescription, StepRow
-from .prescribe_steps import NOT_TRIED, Facts, conflict, trials
+from .prescribe_steps import NAMES, NOT_TRIED, Facts, conflict, thread_counts, trials
 from .prescribe_subject import PrescribeError, Subject, one_line
 from .prescribe_switches import SWITCHES, everything_undone, turn
 from .timing import BenchmarkError, BreakEven, ComparisonRow, break_even, compare, guards
@@ -61,7 +61,8 @@ def prescribe(
     a tuple of arguments or a mapping of keyword arguments; it may take a number and should give other values each time.
     allow_lossy: also try TF32, BF16 and FP16 (BF16 and FP16 after an audit of the range, utils.dynamic_range).
     lossy: what they must reach, from utils.equivalence.declared_lossy; None: a signal-to-noise ratio of 30 dB in every
-    output tensor (an error of 3 %). skip: names of steps that are not tried. rtol, atol: tolerances of the check.
+    output tensor (an error of 3 %). skip: names of steps that are not tried, as in the table ("threads" is every number
+    of them). rtol, atol: tolerances of the check.
     replicates, min_run_time (seconds per candidate and comparison), min_effect: as in utils.timing.compare.
     model_code: the lines that make `model` in the printed code; None: an import of the factory and a call.
 
@@ -74,6 +75,7 @@ def prescribe(
     """
     if isinstance(skip, str):
         skip = (skip,)
+    _check_skip(skip)
     if lossy is not None and not callable(lossy):
         raise PrescribeError(f"lossy={lossy!r} is no check; expected utils.equivalence.declared_lossy(...)")
     if replicates < 1 or not min_run_time > 0:
@@ -89,7 +91,6 @@ def prescribe(
         device = next((tensor.device for tensor in held), torch.device("cpu"))
         steps = trials(Facts(model, args, kwargs, device, torch.get_num_threads(), allow_lossy))
         del model, held
-        _check_skip(skip, [step.name for step, _ in steps])
         options = {"replicates": replicates, "min_run_time": min_run_time, "min_effect": min_effect}
         bench = _Bench(
             subject, steps, lossy or signal_to_noise(), options | {"rtol": rtol, "atol": atol, "seed": seed}, progress
@@ -97,7 +98,8 @@ def prescribe(
         return bench.waterfall(skip, str(device), model_code or code_of_model(target_of(factory)))
 
 
-def _check_skip(skip: Collection[str], names: list[str]) -> None:
+def _check_skip(skip: Collection[str]) -> None:
+    names = [*NAMES, *thread_counts(torch.get_num_threads())]
     for name in skip:
         if name not in names:
             near = get_close_matches(str(name), names, n=1, cutoff=0.0)
@@ -122,7 +124,7 @@ class _Bench:
         control = self._control()
         stack, total, rows = PLAIN, None, []
         for step, reason in self.steps:
-            if not reason and step.name in skip:
+            if not reason and (step.name in skip or (step.group == "threads" and "threads" in skip)):
                 reason = f"{NOT_TRIED}: skip names it"
             row = _refused(step, reason) if reason else self._tried(step, stack, total)
             rows.append(row)

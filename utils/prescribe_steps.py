@@ -21,6 +21,11 @@ PACKAGE = __package__  # "utils", or the name that a team gave the folder
 NOT_APPLICABLE, NOT_MEASURABLE, NOT_TRIED = "not applicable", "not measurable here", "not tried"
 HALVES = (torch.float16, torch.bfloat16)
 INFERENCE = Step("inference mode", place=90, inference=True)
+# What `skip` may name, in the order of the trials; "threads" is every number of them.
+NAMES = (
+    *("inference mode", "linearize", "SDPA", "channels_last", "torch.compile", "threads"),
+    *("TF32", "BF16", "FP16", "cudnn.benchmark", "CUDA Graph"),
+)
 
 
 @dataclass(frozen=True)
@@ -138,12 +143,17 @@ def _threads(facts: Facts) -> list[Trial]:
     """Other numbers of threads: one, half as many, and all processors."""
     if facts.cuda:
         return [(Step("threads", place=0), f"{NOT_APPLICABLE}: the model is on {facts.device}")]
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    counts = sorted({1, facts.threads // 2, cpus} - {0, facts.threads}, reverse=True)
+    counts = thread_counts(facts.threads)
     if not counts:
         return [(Step("threads", place=0), f"{NOT_APPLICABLE}: one thread is all there is")]
-    names = {count: f"{count} thread{'s' * (count != 1)}" for count in counts}
-    return [(Step(names[n], place=0, group="threads", switch=("threads", n)), "") for n in counts]
+    return [(Step(name, place=0, group="threads", switch=("threads", n)), "") for name, n in counts.items()]
+
+
+def thread_counts(now: int) -> dict[str, int]:
+    """Name of the step → number of threads, where so many are in use now."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    counts = sorted({1, now // 2, cpus} - {0, now}, reverse=True)
+    return {f"{count} thread{'s' * (count != 1)}": count for count in counts}
 
 
 def _needs_cuda(facts: Facts) -> str:

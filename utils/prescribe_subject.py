@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,9 @@ from torch import nn
 from .timing import guards
 
 SEED_OF_PROBE = 12345
+# What is not the user's own code: where nothing else is in a traceback, its last line counts.
+OURS = ("<frozen", f"{Path(__file__).parent}/")
+INSTALLED = (f"{sysconfig.get_path('stdlib')}/", "/site-packages/", "/dist-packages/")
 
 
 class PrescribeError(ValueError):
@@ -23,6 +29,13 @@ class PrescribeError(ValueError):
 def one_line(problem: BaseException) -> str:
     text = " ".join(str(problem).split())
     return f"{type(problem).__name__}: {text[:300]}" if text else type(problem).__name__
+
+
+def where(problem: BaseException) -> str:
+    """The error in one line, and the last line of the user's code on the way to it."""
+    frames = [f for f in traceback.extract_tb(problem.__traceback__) if not f.filename.startswith(OURS)]
+    own = [f for f in frames if not any(part in f.filename for part in INSTALLED)]
+    return one_line(problem) + "".join(f" ({Path(f.filename).name}:{f.lineno})" for f in (own or frames)[-1:])
 
 
 @dataclass
@@ -54,7 +67,7 @@ class Subject:
         try:
             model = self.factory()
         except (Exception, SystemExit) as problem:
-            raise PrescribeError(f"factory raised {one_line(problem)}") from problem
+            raise PrescribeError(f"factory raised {where(problem)}") from problem
         if not isinstance(model, nn.Module):
             raise PrescribeError(f"factory returned {type(model).__name__}, expected an nn.Module")
         copies: dict[int, Any] = {}
@@ -68,7 +81,7 @@ class Subject:
         try:
             given = self.make_inputs(number) if self._numbered else self.make_inputs()
         except (Exception, SystemExit) as problem:
-            raise PrescribeError(f"make_inputs raised {one_line(problem)}") from problem
+            raise PrescribeError(f"make_inputs raised {where(problem)}") from problem
         named = isinstance(given, Mapping)
         args = () if named else tuple(given) if isinstance(given, (tuple, list)) else (given,)
         kwargs = dict(given) if named else {}
@@ -89,7 +102,7 @@ class Subject:
         try:
             output = model(*args, **kwargs)
         except Exception as problem:
-            raise PrescribeError(f"the inputs do not fit the model: {one_line(problem)}") from problem
+            raise PrescribeError(f"the inputs do not fit the model: {where(problem)}") from problem
         if not guards.tensors(output):
             raise PrescribeError(f"the model returned {type(output).__name__} without a tensor: no answer to compare")
         return model, args, kwargs

@@ -14,8 +14,9 @@ from torch import nn
 
 from .. import cliffs
 from ..linearize import linearize, restore
+from ..prescribe_subject import where
 from .usage import UsageError
-from .user_code import called, one_line
+from .user_code import called
 
 
 def run_doctor(target: str, inputs: str | None = None) -> int:
@@ -25,7 +26,7 @@ def run_doctor(target: str, inputs: str | None = None) -> int:
         try:
             report = cliffs.find(model, *args, **kwargs)
         except Exception as problem:
-            raise UsageError(f"the inputs do not fit the model of {target!r}: {one_line(problem)}") from problem
+            raise UsageError(f"the inputs do not fit the model of {target!r}: {where(problem)}") from problem
     except UsageError as refusal:
         print(f"doctor: {refusal}", file=sys.stderr)
         return 2

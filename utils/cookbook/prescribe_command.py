@@ -13,12 +13,16 @@ import typer
 
 from .usage import UsageError
 
+# Those of utils.prescribe_steps, which needs torch; a test holds them together.
+STEPS = '"inference mode", linearize, SDPA, channels_last, torch.compile, threads, TF32, BF16, FP16, '
+STEPS += 'cudnn.benchmark, "CUDA Graph"'
+
 
 def prescribe(
     target: Annotated[str, typer.Argument(metavar="PACKAGE.MODULE:FACTORY")],
     inputs: Annotated[str | None, typer.Option(metavar="PACKAGE.MODULE:MAKE_INPUTS")] = None,
     allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="also try TF32, BF16 and FP16")] = False,
-    skip: Annotated[list[str] | None, typer.Option(metavar="STEP", help="a step that is not tried")] = None,
+    skip: Annotated[list[str] | None, typer.Option(metavar="STEP", help=f"do not try it; one of {STEPS}")] = None,
 ) -> None:
     """Try what makes your own model faster."""
     raise typer.Exit(run_prescribe(target, inputs, allow_lossy=allow_lossy, skip=skip or ()))

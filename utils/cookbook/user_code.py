@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
+from ..prescribe_subject import where
 from .usage import UsageError
 
 
@@ -51,14 +50,3 @@ def called(target: str, what: str) -> Any:
 
 def suffix_hint(name: str) -> str:
     return f"; name the module without the suffix: {name.removesuffix('.py')!r}" if name.endswith(".py") else ""
-
-
-def where(problem: BaseException) -> str:
-    """The error in one line, and the line of code that raised it."""
-    frames = [f for f in traceback.extract_tb(problem.__traceback__) if not f.filename.startswith("<frozen")]
-    return one_line(problem) + (f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "")
-
-
-def one_line(problem: BaseException) -> str:
-    text = " ".join(str(problem).split())
-    return f"{type(problem).__name__}: {text[:300]}" if text else type(problem).__name__
