@@ -108,6 +108,26 @@ def test_a_conversion_by_hand_with_permute_is_a_copy():
     assert copies_of(by_hand, volume) == [(CONTIGUOUS, CHANNELS_LAST, volume.nbytes)]
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+        lambda x: x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]),
+        lambda x: x.movedim(1, -1).flatten(0, 2),
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda x: x.clone(memory_format=torch.channels_last),
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_a_copy_is_seen_in_every_grad_mode(fn, mode):
+    with mode():
+        x = torch.randn(2, 3, 4, 5)
+        assert copies_of(fn, x) == [(CONTIGUOUS, CHANNELS_LAST, x.nbytes)]
+        report = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True)), x)
+        assert [step.change for step in report.steps] == ["plain", "plain"] and report.copies == []
+
+
 def test_a_conversion_by_hand_back_is_a_copy():
     def to_nchw(x):  # x holds NHWC numbers; they are written into NCHW memory
         return torch.empty(2, 3, 4, 5).permute(0, 2, 3, 1).copy_(x)

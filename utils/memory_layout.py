@@ -269,6 +269,11 @@ class _CopyWatch(TorchDispatchMode):
         self.where, self.copies = where, []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if torch.is_inference_mode_enabled():  # then compound operations, such as `contiguous`, arrive whole
+            with self:
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor) and out.dim() in (4, 5) and not func.is_view:
             # A copy has the shape of what it reads; a convolution or a pooling is work of its own, seen by its module.
