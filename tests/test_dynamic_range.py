@@ -289,6 +289,23 @@ def test_integers_that_the_format_cannot_hold():
     assert found[0].note.endswith("becomes 1000")
 
 
+@pytest.mark.parametrize(
+    "table, exact",
+    [
+        (lambda x: torch.arange(2050.0, 2053.0, dtype=x.dtype), "2051 becomes 2052"),
+        (lambda x: torch.arange(1.0, 2053.0, 2.0, dtype=x.dtype, device=x.device), "2051 becomes 2052"),
+        (lambda x: torch.linspace(2049, 2051, 3, dtype=x.dtype), "2051 becomes 2052"),
+        (lambda x: torch.linspace(x.sum() * 2049, 2051, 3, dtype=x.dtype), "2051 becomes 2052"),
+        (lambda x: torch.arange(0.0, 2.0, dtype=x.dtype), None),
+    ],
+)
+def test_tables_made_inside_from_any_ends(table, exact):
+    notes = [found.note for found in audit(lambda x: table(x) * x, torch.ones(1), dtype=FP16).of("integers")]
+    assert notes == ([] if exact is None else [f"table: {exact}"])
+    values = table(torch.ones(1, dtype=FP16)).tolist()
+    assert (2051.0 in values, 2052.0 in values) == (False, exact is not None)
+
+
 def test_float64_constants_and_mixed_products_are_said():
     constant = torch.ones(4, dtype=torch.float64)
     assert [f.kind for f in audit(lambda x: x + constant, torch.ones(4), dtype=BF16).precision] == ["float64"]
@@ -492,6 +509,23 @@ def test_inputs_and_weights_that_are_not_finite_are_refused():
     wrong(lambda: audit(layer, bad, dtype=BF16), ValueError, "input 0 holds inf: 1 of 8 values")
     layer.weight.data[0] = math.inf
     wrong(lambda: audit(layer, torch.ones(2, 4), dtype=BF16), ValueError, "weight holds inf: 4 of 16 values")
+
+
+def test_complex_inputs_that_are_not_finite_are_refused():
+    for bad, what in ((math.nan, "NaN"), (math.inf, "inf")):
+        table = torch.tensor([1 + 1j, complex(0, bad)])
+        wrong(
+            lambda table=table: audit(torch.mul, torch.ones(2), table, dtype=BF16), ValueError, f"input 1 holds {what}"
+        )
+
+
+def test_eight_bits_are_refused():
+    eight = torch.ones(4).to(torch.float8_e5m2)
+    wrong(
+        lambda: audit(nn.Linear(4, 4), eight, dtype=BF16),
+        ValueError,
+        "input 0 is float8_e5m2; expected at least 16 bits",
+    )
 
 
 def test_minus_infinity_in_a_mask_is_said_and_is_no_overflow():

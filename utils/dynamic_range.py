@@ -222,6 +222,8 @@ def _checked_device(tensors: list[tuple[str, Tensor]], held: list[tuple[str, Ten
         if value.layout is not torch.strided or value.is_quantized:
             kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
             raise ValueError(f"{name} is {kind}; expected a dense (strided) tensor")
+        if value.is_floating_point() and value.element_size() == 1:
+            raise ValueError(f"{name} is {str(value.dtype).removeprefix('torch.')}; expected at least 16 bits")
         devices.setdefault(value.device, name)
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
@@ -239,7 +241,8 @@ def _checked_device(tensors: list[tuple[str, Tensor]], held: list[tuple[str, Ten
 def _check_values(tensors: list[tuple[str, Tensor]]) -> None:
     """What is NaN or inf in float32 hides what the cast would do. (-inf may stand in a mask.)"""
     for name, value in tensors:
-        if value.dtype in (torch.float32, torch.float64, *HALVES) and value.numel() and not value.amax() < math.inf:
+        value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+        if value.is_floating_point() and value.numel() and not value.amax() < math.inf:
             wild = int((value.isnan() | (value == math.inf)).sum())
             what = "NaN" if bool(value.isnan().any()) else "inf"
             raise ValueError(f"{name} holds {what}: {wild:,} of {value.numel():,} values; expected finite values")

@@ -146,7 +146,7 @@ class Watch(TorchDispatchMode):
         self.order += 1
         if name == "view" and func._overloadname == "dtype":  # bits are asked for: round for real
             return func(args[0].wide.to(args[0].dtype) if isinstance(args[0], Claimed) else args[0], *args[1:])
-        self._look_at_arguments(name, args, leaves, kwargs)
+        self._look_at_arguments(func, args, leaves, kwargs)
         wide_args, wide_kwargs = tree_map(_wide, args), tree_map(_wide, kwargs)
         if name in ("_softmax", "_log_softmax"):
             wide_args = (*wide_args[:2], False)  # half_to_float: it is float32 already
@@ -245,7 +245,8 @@ class Watch(TorchDispatchMode):
             self._add("subnormal", op, tiny.min().item(), form.smallest_normal, small, total)
         return bool(over)
 
-    def _look_at_arguments(self, name: str, args, leaves, kwargs) -> None:
+    def _look_at_arguments(self, func, args, leaves, kwargs) -> None:
+        name = func.overloadpacket.__name__
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 continue
@@ -271,7 +272,7 @@ class Watch(TorchDispatchMode):
             note = f"would raise: {' and '.join(sorted(str(d)[6:] for d in dtypes))} in one operation"
             self._add("dtype error", name, 0.0, 0.0, 1, 1, note=note)
         if name in ("arange", "linspace"):
-            exact = getattr(torch.ops.aten, name).default(*args, dtype=torch.float64)
+            exact = func(*tree_map(_wide, args), **{**kwargs, "dtype": torch.float64})
             self._rounding(exact, name, "table")
         if name.startswith("_scaled_dot_product") and all(isinstance(leaf, Tensor) for leaf in args[:2]):
             q, k = (_wide(leaf) for leaf in args[:2])
