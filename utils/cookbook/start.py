@@ -3,6 +3,7 @@
 import difflib
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from .environment import SetupError, child_environment, look_around, ready
@@ -92,6 +93,6 @@ def wanted_extras(argv: list[str]) -> tuple[str, ...]:
     """The optional dependencies of pyproject.toml that this command needs."""
     if "--dry-run" in argv:  # it changes nothing, so it installs nothing
         return ()
-    if argv[0] == "sweep" and "ray" in (part.rpartition("=")[2] for part in argv):
+    if argv[0] == "sweep" and ("--engine=ray" in argv or ("--engine", "ray") in pairwise(argv)):
         return ("ray",)
     return (argv[0],) if argv[0] in ("lab", "book") else ()
