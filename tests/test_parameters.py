@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from toy_recipes import PARAMETERS, toy, write_notebook
 
@@ -57,6 +59,8 @@ def test_declared_needs_one_parameters_cell_and_a_notebook(tmp_path):
         ("[1, 2]", "list[float]", [1.0, 2.0]),
         ('["a", "b"]', "list", ["a", "b"]),
         ([3], "list[int]", [3]),
+        (["inf"], "list", ["inf"]),
+        ("nan", "str", "nan"),
     ],
 )
 def test_convert_gives_real_types(value, kind, expected):
@@ -82,6 +86,11 @@ def test_convert_gives_real_types(value, kind, expected):
         ("[1, two]", "list[int]"),
         ("[1, 2", "list"),
         (None, "int"),
+        *[(value, "float") for value in ("nan", "-inf", "1e999", math.nan, math.inf)],
+        ("[1, .inf]", "list[float]"),
+        ([math.nan], "list"),
+        ({"a": [math.inf]}, "dict[str, list]"),
+        (math.nan, "Rate"),  # an annotation that is not known here
     ],
 )
 def test_convert_refuses_what_is_not_of_the_type(value, kind):
@@ -95,6 +104,8 @@ def test_validate_names_the_wrong_parameter_and_the_nearest(tmp_path):
         validate(path, {"sede": "1"})
     with pytest.raises(ValueError, match=r"p.yaml: 01_toy: parameter 'seed' is int, got 'three' \(for example 0\)"):
         validate(path, {"rate": "1", "seed": "three"}, where="p.yaml")
+    with pytest.raises(ValueError, match=r"parameter 'rate' is float, and finite, got 'nan' \(for example 0.5\)"):
+        validate(path, {"rate": "nan"})
     assert validate(path, {"seed": "3", "fast": "no"}) == {"seed": 3, "fast": False}
 
 

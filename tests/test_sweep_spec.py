@@ -65,6 +65,8 @@ WRONG = [
         "recipe: 1\ngrid:\n  sizes: [1, 2]",
         "line 3: 01_toy: parameter 'sizes' is list[int], got 1 (for example [1, 2]); a grid of",
     ),
+    ("recipe: 1\ngrid:\n  rate: [.nan, 1]", "line 3: 01_toy: parameter 'rate' is float, and finite, got nan"),
+    ("recipe: 1\npoints:\n- {rate: inf}", "line 3: 01_toy: parameter 'rate' is float, and finite, got 'inf'"),
     ("recipe: 1\npoints:\n  - {seed: 1.5}", "line 3: 01_toy: parameter 'seed' is int, got 1.5"),
     (
         "recipe: 1\nparameters: {fast: maybe}\ngrid: {seed: [1]}",
@@ -117,6 +119,12 @@ def test_a_spec_is_found_by_name(tmp_path, monkeypatch):
         load_spec("spda", resolve)
     with pytest.raises(ValueError, match=r"a SkyPilot task, not a sweep; start it with: sky launch"):
         load_spec(str(SWEEPS / "rented.sky.yaml"), resolve)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ValueError, match=r"^mine is a folder, not a sweep; expected a .yaml file, or a name of data"):
+        load_spec("mine", resolve)
+    (tmp_path / "mine" / "a.yaml").touch()
+    with pytest.raises(ValueError, match=r"^mine is a folder, not a sweep; expected a file in it, such as a.yaml$"):
+        load_spec("mine", resolve)
 
 
 @pytest.mark.parametrize("preset", [None, "cpu", "gpu"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -110,11 +111,15 @@ def validate(path: Path | str, given: Mapping[str, Any], where: str = "") -> dic
         try:
             values[name] = convert(value, parameters[name].type)
         except ValueError:
-            kind, default = parameters[name].type, parameters[name].default
-            raise ValueError(
-                f"{prefix}{path.stem}: parameter {name!r} is {kind}, got {value!r} (for example {default!r})"
-            ) from None
+            shown, example = repr(value), repr(parameters[name].default)
+            raise ValueError(f"{prefix}{path.stem}: {mismatch(parameters[name], value, shown, example)}") from None
     return values
+
+
+def mismatch(parameter: Parameter, value: Any, shown: str, example: str) -> str:
+    """What to say of a value that `convert` refused."""
+    infinite = "" if _finite(value, text="float" in parameter.type) else ", and finite"
+    return f"parameter {parameter.name!r} is {parameter.type}{infinite}, got {shown} (for example {example})"
 
 
 def resolved(path: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +128,7 @@ def resolved(path: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert(value: Any, kind: str) -> Any:
-    """`value` as `kind` ("int", "bool", "list[float]" …). Raises ValueError when it is not one."""
+    """`value` as `kind` ("int", "bool", "list[float]" …). Raises ValueError when it is not one, or not finite."""
     base, _, element = kind.replace(" ", "").partition("[")
     element = element.removesuffix("]")
     if base == "bool":
@@ -131,14 +136,26 @@ def convert(value: Any, kind: str) -> Any:
     if base in ("int", "float") and not isinstance(value, bool) and isinstance(value, (str, int, float)):
         if base == "int" and isinstance(value, float):
             raise ValueError(f"{value!r} is not an int")
+        if base == "float" and not _finite(value, text=True):
+            raise ValueError(f"{value!r} is not finite")
         return int(value) if base == "int" else float(value)
     if base == "str" and isinstance(value, str):
         return value
     if base in ("list", "tuple", "dict"):
         return _container(value, base, element)
-    if base not in ("int", "float", "str"):  # an annotation of the author's that we do not know: hand it over as it is
+    if base not in ("int", "float", "str") and _finite(value):  # an annotation that we do not know: as it is
         return value
     raise ValueError(f"{value!r} is not {kind}")
+
+
+def _finite(value: Any, text: bool = False) -> bool:
+    """False for NaN and infinity (`text`: also as text), and for a list or dict with one: no row could hold them."""
+    if isinstance(value, (dict, list, tuple)):
+        return all(_finite(item, text) for item in (value.values() if isinstance(value, dict) else value))
+    try:
+        return not isinstance(value, (str, float) if text else float) or math.isfinite(float(value))
+    except ValueError:  # text that is no number
+        return True
 
 
 def _bool(value: Any) -> bool:
@@ -156,7 +173,7 @@ def _container(value: Any, base: str, element: str) -> Any:
             value = yaml.safe_load(value)  # JSON is YAML
         except yaml.YAMLError:
             raise ValueError(f"{value!r} is not a {base}") from None
-    if not isinstance(value, dict if base == "dict" else (list, tuple)):
+    if not isinstance(value, dict if base == "dict" else (list, tuple)) or not _finite(value):
         raise ValueError(f"{value!r} is not a {base}")
     if base == "dict" or not element:
         return value

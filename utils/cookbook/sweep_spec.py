@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from .notebooks import shown_path
-from .parameters import Parameter, convert, declared, nearest
+from .parameters import Parameter, convert, declared, mismatch, nearest
 from .presets import find_preset, load_preset
 
 SWEEPS = Path(__file__).resolve().parents[2] / "data" / "sweeps"
@@ -98,7 +98,14 @@ def find_spec(name: str) -> Path:
         return Path(name)
     if name in shipped:
         return shipped[name]
+    if Path(name).is_dir():
+        inside = sorted(path.name for path in Path(name).glob("*.yaml"))
+        raise ValueError(f"{name} is a folder, not a sweep; expected {_one_of(inside)}")
     raise ValueError(f"no sweep {name!r}, and no such file; {nearest(Path(name).stem, shipped)}")
+
+
+def _one_of(files: list[str]) -> str:
+    return f"a file in it, such as {', '.join(files[:3])}" if files else "a .yaml file, or a name of data/sweeps"
 
 
 def load_spec(name: str, resolve: Callable[[str], Path], preset: str | None = None) -> Spec:
@@ -194,11 +201,8 @@ def _checked(file: _File, node: yaml.Node, parameter: Parameter, hint: str = "")
     try:
         return convert(value, parameter.type)
     except ValueError:
-        kind, example = parameter.type, _short(parameter.default)
-        text = (
-            f"{file.recipe}: parameter {parameter.name!r} is {kind}, got {_short(value)} (for example {example}){hint}"
-        )
-        raise file.error(node, text) from None
+        wrong = mismatch(parameter, value, _short(value), _short(parameter.default))
+        raise file.error(node, f"{file.recipe}: {wrong}{hint}") from None
 
 
 def _values(file: _File, node: yaml.Node, what: str) -> dict[str, Any]:
