@@ -20,6 +20,7 @@ from utils.cookbook import run as run_module
 from utils.cookbook.notebooks import find_recipes, resolve
 from utils.cookbook.parameters import code_cells
 from utils.cookbook.run import Job, Outcome
+from utils.cookbook.sweep_command import check_engine
 from utils.cookbook.sweep_points import Identity, here, points_of, read_done, time_text
 from utils.cookbook.sweep_progress import SweepBars
 from utils.cookbook.sweep_spec import load_spec
@@ -354,11 +355,16 @@ WRONG = [
     ("sweep bad.yaml", "bad.yaml, line 2: 01_toy has no parameter 'sede'; nearest: seed"),
     ("sweep s.yaml --engine rya", "--engine rya: no such engine; nearest: ray"),
     ("sweep s.yaml --address x:1", "--address x:1: is for --engine ray"),
-    ("sweep s.yaml --price -1", "Invalid value for '--price'"),
+    *[(f"sweep s.yaml --price {p}", f"--price {p}: expected money per hour") for p in ("-1", "inf", "-inf", "nan")],
+    ("sweep s.yaml --price cheap", "Invalid value for '--price'"),
     ("sweep s.yaml --preset gup", "no preset 'gup', and no such file; nearest: gpu"),
     ("sweep s.yaml --out /proc/nowhere", "--out /proc/nowhere: cannot write there"),
     ("sweep s.yaml --out s.yaml", "--out s.yaml: not a folder"),
     ("sweep s.yaml --scratch /proc/nowhere", "--scratch /proc/nowhere: cannot write there"),
+    ("sweep s.yaml --dry-run --out /proc/nowhere", "--out /proc/nowhere: cannot write there"),
+    ("sweep s.yaml --dry-run --out s.yaml", "--out s.yaml: not a folder"),
+    ("sweep s.yaml --dry-run --out s.yaml/in", "--out s.yaml/in: not a folder"),
+    ("sweep s.yaml --dry-run --scratch s.yaml", "--scratch s.yaml: not a folder"),
 ]
 
 
@@ -398,6 +404,31 @@ def test_without_ray_the_engine_says_how_to_get_it(place, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert sweep("--engine", "ray") == 2
     assert "ray is not installed here: " in capsys.readouterr().err
+
+
+def test_a_dry_run_needs_no_ray_and_leaves_nothing_behind(place, no_kernel, capsys, monkeypatch):
+    assert sweep("--dry-run") == 0
+    keys = [point.key for point in points_of(load_spec("s.yaml", resolve_toy), place, here(place / "nb/01_toy.ipynb"))]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    capsys.readouterr()
+    assert sweep("--engine", "ray", "--address", "10.0.0.5:1", "--dry-run", "--scratch", "new/caches") == 0
+    out = capsys.readouterr().out
+    assert all(key in out for key in keys) and "\nplanned for this machine: " in out
+    assert [path.name for path in Path.cwd().iterdir()] == ["s.yaml"] and no_kernel == []
+
+
+@pytest.mark.parametrize(
+    ("installed", "address", "dry_run", "asked"),
+    [
+        (True, None, True, False),  # it would start a cluster
+        (True, "10.0.0.5:1", True, True),
+        (True, None, False, True),
+        (False, "10.0.0.5:1", True, False),
+    ],
+)
+def test_which_cluster_is_asked(monkeypatch, installed, address, dry_run, asked):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: "there" if installed else None)
+    assert check_engine("ray", address, dry_run) is asked and check_engine("local", None, dry_run) is False
 
 
 @pytest.mark.parametrize("terminal", [True, False])

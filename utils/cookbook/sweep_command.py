@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,7 @@ def sweep(
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where it goes (build/sweep/NAME)")] = None,
     scratch: Annotated[Path | None, typer.Option(metavar="FOLDER", help="for caches and temporary files")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show points, keys, and the time left")] = False,
-    price: Annotated[float | None, typer.Option(min=0, metavar="MONEY", help="of an hour of one device")] = None,
+    price: Annotated[float | None, typer.Option(metavar="MONEY", help="of an hour of one device")] = None,
 ) -> None:
     """Run a recipe over a grid of parameters.
 
@@ -31,22 +32,36 @@ def sweep(
     """
     with ExitStack() as stack:
         with usage():
-            check_engine(engine, address)
+            on_cluster = check_engine(engine, address, dry_run)
+            if price is not None and not 0 <= price < math.inf:
+                raise UsageError(f"--price {price:g}: expected money per hour, such as 2.5")
             from .notebooks import resolve
             from .run import check_jobs, output_folder
             from .scratch import use_scratch
-            from .sweep_points import check_disk, here, known_seconds, points_of, read_done, write_done, write_rows
+            from .sweep_points import (
+                check_disk,
+                check_folder,
+                here,
+                known_seconds,
+                points_of,
+                read_done,
+                write_done,
+                write_rows,
+            )
             from .sweep_spec import load_spec
             from .sweep_table import Result, estimate, plan_table, results_of
 
             loaded = load_spec(spec, resolve, preset)
             folder = Path.cwd() / (out or OUT / loaded.name)
-            if note := use_scratch(scratch, loaded.preset, loaded.disk_gb):
-                print(f"cookbook: {note}", file=sys.stderr)
-            if not dry_run:
+            if dry_run:
+                check_folder(folder, "--out")
+                check_folder(scratch, "--scratch")
+            else:
+                if note := use_scratch(scratch, loaded.preset, loaded.disk_gb):
+                    print(f"cookbook: {note}", file=sys.stderr)
                 folder = stack.enter_context(output_folder(folder, []))
             cluster = None
-            if engine == "ray":
+            if on_cluster:
                 from .sweep_ray import connect
 
                 cluster = stack.enter_context(connect(address, loaded, scratch))
@@ -59,6 +74,8 @@ def sweep(
             about = estimate(loaded, len(todo), known, price, workers)
             if dry_run:
                 print(f"{plan_table(loaded, points)}\n\n{about}")
+                if engine == "ray" and not cluster:
+                    print("planned for this machine: on other devices the points have other keys")
                 return
             check_disk(folder, len(todo))
         before = len(points) - len(todo)
@@ -97,8 +114,11 @@ def run(todo, progress, spec, cluster):
     return run_local(todo, progress, **limits)
 
 
-def check_engine(engine: str, address: str | None) -> None:
-    """Raises UsageError for an engine that is not there."""
+def check_engine(engine: str, address: str | None, dry_run: bool = False) -> bool:
+    """Is there a cluster to connect to? A dry run starts none: it asks only one that runs, and where Ray is installed.
+
+    Raises UsageError for an engine that is not there.
+    """
     import importlib.util
 
     from .parameters import nearest
@@ -107,8 +127,12 @@ def check_engine(engine: str, address: str | None) -> None:
         raise UsageError(f"--engine {engine}: no such engine; {nearest(engine, ENGINES)}")
     if address is not None and engine != "ray":
         raise UsageError(f"--address {address}: is for --engine ray")
-    if engine == "ray" and importlib.util.find_spec("ray") is None:
+    if engine != "ray":
+        return False
+    installed = importlib.util.find_spec("ray") is not None
+    if not installed and not dry_run:
         raise UsageError(f"ray is not installed here: {sys.executable} -m pip install 'ray>=2.40,<3'")
+    return installed and (address is not None or not dry_run)
 
 
 def cells(notebook: Path) -> int:

@@ -7,9 +7,12 @@ moment loses nothing that was finished and repeats nothing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -18,7 +21,7 @@ from typing import Any
 
 from ..rows import code_hash
 from .identity import device_name
-from .notebooks import plain
+from .notebooks import plain, shown_path
 from .parameters import resolved
 from .run import FREE_BYTES, Job, Outcome, kept
 from .sweep_spec import Spec
@@ -86,6 +89,25 @@ def check_disk(out: Path, todo: int) -> None:
     free, needed = shutil.disk_usage(out).free, FREE_BYTES + todo * POINT_BYTES
     if free < needed:
         raise ValueError(f"--out {out}: {free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB needed for {todo} points")
+
+
+def check_folder(folder: Path | None, option: str) -> None:
+    """Raises ValueError, one line, when nothing can be written in `folder`, there or not. Leaves nothing behind."""
+    if folder is None:
+        return
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"{option} {shown_path(folder)}: not a folder; give another one") from None
+    except OSError as error:
+        raise ValueError(f"{option} {shown_path(folder)}: cannot write there ({error.strerror})") from None
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 # ---------------------------------------------------------------------------------------------- what is done
