@@ -12,7 +12,7 @@ SHIPPED = sorted(path for path in SWEEPS.glob("*.yaml") if not path.name.endswit
 @pytest.fixture
 def load(tmp_path, monkeypatch):
     """Load a spec given as text, for a toy recipe."""
-    toy(tmp_path / "nb", "01_toy")
+    toy(tmp_path / "nb", "01_toy", ("", "case = {'kind': 'step'}"))
     monkeypatch.chdir(tmp_path)
 
     def load(text: str, preset: str | None = None):
@@ -98,7 +98,12 @@ WRONG = [
         "recipe: 1\ngrid: {seed: [1]}\ntime_limit: 10 min",
         "line 3: time_limit: expected a number, above 0, got '10 min'",
     ),
-    ("recipe: 1\ngrid: {seed: [1]}\nshow: {a: [1]}", "line 3: show: a: expected one value, got [1]"),
+    ("recipe: 1\ngrid: {seed: [1]}\nshow: {label: [1]}", "line 3: show: label: expected one value, got [1]"),
+    (
+        "recipe: 1\ngrid: {seed: [1]}\nshow: {labl: fast}",
+        "line 3: show: no row of 01_toy has a field 'labl'; nearest: label",
+    ),
+    ("recipe: 1\ngrid: {seed: [1]}\nshow:\n  param.sede: 1", "line 4: show: no row of 01_toy has a field 'param.sede'"),
     ("recipe: 1\ngrid: {seed: [1]\nretries: 1", "line 3: not YAML: "),
     ("recipe: 1\ngrid:\n  seed: [!!python/name:os.system x]", "line 3: not a plain value: could not determine"),
 ]

@@ -29,7 +29,8 @@ from .notebooks import shown_path
 from .parameters import Parameter, convert, declared, mismatch, nearest
 from .presets import find_preset, load_preset
 
-SWEEPS = Path(__file__).resolve().parents[2] / "data" / "sweeps"
+RESULTS = Path(__file__).resolve().parents[2] / "data" / "results"
+SWEEPS = RESULTS.parent / "sweeps"
 KEYS = ("recipe", "preset", "parameters", "grid", "points", "retries", "time_limit", "disk_gb", "show")
 TIME_LIMIT = 3600.0  # seconds: a point that hangs on a rented machine costs an hour, not a night
 
@@ -149,7 +150,7 @@ def load_spec(name: str, resolve: Callable[[str], Path], preset: str | None = No
         time_limit=_number(file, top, "time_limit", TIME_LIMIT, above=0),
         preset=preset,
         disk_gb=_number(file, top, "disk_gb", None),
-        show=_show(file, top["show"][1]) if "show" in top else {},
+        show=_show(file, top["show"][1], recipe) if "show" in top else {},
     )
 
 
@@ -249,9 +250,14 @@ def _points(file: _File, node: yaml.Node) -> list[tuple[dict[str, Any], int]]:
     return [(_values(file, item, "points"), _line(item)) for item in node.value]
 
 
-def _show(file: _File, node: yaml.Node) -> dict[str, Any]:
+def _show(file: _File, node: yaml.Node, recipe: Path) -> dict[str, Any]:
+    from .report_fields import fields_of
+
     pairs = file.pairs(node, "show", "fields of a row (such as case.kind: step)")
-    for name, (_, value) in pairs.items():
+    known = fields_of(recipe, RESULTS)
+    for name, (key, value) in pairs.items():
+        if name not in known:
+            raise file.error(key, f"show: no row of {file.recipe} has a field {name!r}; nearest: {known.nearest(name)}")
         if not isinstance(value, yaml.ScalarNode):
             raise file.error(value, f"show: {name}: expected one value, got {_short(file.value(value))}")
     return {name: file.value(value) for name, (_, value) in pairs.items()}

@@ -90,11 +90,12 @@ def rows_of(spec: Spec, point: Point, rows: list[dict]) -> list[dict]:
 def results_of(spec: Spec, results: list[Result], out: Path, rows_file: Path, count: int) -> str:
     """What a sweep ends with: a line a point, then its failures, then where the rows are."""
     table = _table(spec, "here", "95 % interval", "same answer?", "verdict", "took")
-    unmarked = False
+    unmarked, unfit = False, 0
     for result in results:
         cells = [NONE, NONE, NONE, {"failed": "FAILED", "waiting": "not run"}.get(result.state, result.state), NONE]
         if result.state in ("done", "kept") and (done := read_done(result.point)):
             row, marked = headline(rows_of(spec, result.point, done["rows"]))
+            unfit += not any(all(one.get(k) == v for k, v in spec.show.items()) for one in done["rows"])
             shown = speedup_text(row)
             unmarked |= not marked
             low, high = (row or {}).get("ci_low"), (row or {}).get("ci_high")
@@ -103,6 +104,9 @@ def results_of(spec: Spec, results: list[Result], out: Path, rows_file: Path, co
             cells = [shown + "*" * (not marked), interval, same_answer(row), verdict_text(row), took]
         table.add_row(*map(Text, (*_values(spec, result.point), *cells)))
     notes = ["* the best valid row of several: the notebook marks none as its headline"] if unmarked else []
+    if unfit:
+        wanted = ", ".join(f"{name}: {value}" for name, value in spec.show.items())
+        notes += textwrap.wrap(f"no row of {_count(unfit, 'point')} has what `show` asks for ({wanted})", WIDTH)
     failures = [failure(result) for result in results if result.state == "failed"]
     return "\n\n".join(["\n".join([render(table, WIDTH), *notes]), *failures, summary(results, out, rows_file, count)])
 
@@ -132,7 +136,10 @@ def summary(results: list[Result], out: Path, rows_file: Path, count: int) -> st
         parts.append(f"{rest} not run: the same command goes on")
     elif "failed" in states:
         parts[-1] += ": the same command tries them again"
-    lines = [f"{len(results)} point{'s' * (len(results) != 1)}: {', '.join(parts)}"]
-    lines.append(f"{count} row{'s' * (count != 1)}: {shown_path(rows_file)}")
+    lines = [f"{_count(len(results), 'point')}: {', '.join(parts)}", f"{_count(count, 'row')}: {shown_path(rows_file)}"]
     lines += [f"next: ./cookbook report {shown_path(rows_file)}"] if count else []
     return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
