@@ -53,6 +53,7 @@ def test_a_recipe_by_path(folder):
         ("0", "00_measuring"),
         ("", "no recipe ''"),
         ("gone.ipynb", "no recipe 'gone.ipynb'"),
+        ("99_snap", "no recipe '99_snap'; there are: 00_measuring, 03_sdpa"),
     ],
 )
 def test_a_wrong_name_names_the_nearest(folder, name, message):

@@ -120,7 +120,7 @@ def resolve(name: str | Path, folder: str | Path | None = None) -> Path:
         return recipes[fits[0]]
     if fits:
         raise ValueError(f"recipe {text!r} is not one recipe: {', '.join(fits)}")
-    near = difflib.get_close_matches(text, recipes, n=1, cutoff=0.3)
+    near = difflib.get_close_matches(text, recipes, n=1, cutoff=0.5)
     near = near or [stem for stem in recipes if text and text in stem]
     hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(recipes) or 'none'}"
     raise ValueError(f"no recipe {text!r}; {hint}")
