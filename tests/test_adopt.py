@@ -1,9 +1,11 @@
 """`./cookbook report --adopt FILE`: what gets into data/results, and what never does."""
 
 import json
+import subprocess
 
 import pytest
-from test_report import MEASURED, REPORTED, write
+import test_report
+from test_report import REPORTED, write
 from toy_recipes import toy
 
 from utils.cookbook import adopt as module
@@ -17,13 +19,14 @@ count = len(Path("../results/01_toy.jsonl").read_text().splitlines()) if Path(".
 print(f"Q1  {'confirmed' if count else 'not measurable here':<21}{count} rows")
 print("Q2  refuted              as before")
 """
+MEASURED = {name: value for name, value in test_report.MEASURED.items() if name != "param.size"}  # not declared
 STORED = "Q1  not measurable here  0 rows\nQ2  refuted              as before\n"
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A recipe with claims, a results folder, and rows to adopt."""
-    path = toy(tmp_path / "nb", "01_toy", ("claims", CLAIMS), row=False)
+    path = toy(tmp_path / "nb", "01_toy", ("claims", CLAIMS), ("", "case = {'length': 64}"), row=False)
     notebook = json.loads(path.read_text())
     notebook["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": STORED}]
     path.write_text(json.dumps(notebook))
@@ -34,7 +37,7 @@ def project(tmp_path, monkeypatch):
 
 def run(project, rows, verdicts=lambda path: {"Q1": "not measurable here", "Q2": "refuted"}):
     folder, path = project
-    return adopt(write(folder / "mine.jsonl", rows), [path], folder / "results", verdicts)
+    return "\n".join(adopt(write(folder / "mine.jsonl", rows), [path], folder / "results", verdicts))
 
 
 def results(project):
@@ -47,7 +50,8 @@ def test_rows_are_added_once(project):
     before = results(project)
     assert read_rows(project[0] / "results" / "01_toy.jsonl") == [row, row | {"run_id": "r2"}]
     said = run(project, [row | {"point": "the sweep's key"}, row | {"run_id": "r2"}])
-    assert said == "01_toy: 0 rows added, 2 there already" and results(project) == before
+    assert said.startswith("01_toy: 0 rows added, 2 there already\n") and results(project) == before
+    assert "Next, if that was not done yet: ./cookbook refresh 01\nthen: ./cookbook readme" in said
 
 
 @pytest.mark.parametrize(
@@ -92,8 +96,52 @@ def test_parameters_that_are_not_the_defaults_are_named(project):
 
 def test_it_says_what_is_to_do_next(project):
     said = run(project, [MEASURED])
-    assert "01_toy: no verdict on a claim changes\n" in said and said.endswith("then: ./cookbook readme")
-    assert "the stored outputs are older than the rows now. Next: ./cookbook refresh 01\n" in said
+    next = "the stored outputs are older than the rows now. Next: ./cookbook refresh 01\nthen: ./cookbook readme"
+    assert said.endswith(f"{next}\n01_toy: no verdict on a claim changes")
+
+
+def test_who_stops_the_execution_has_been_told_what_is_next(project):
+    def stopped(path):
+        raise KeyboardInterrupt
+
+    said = []
+    lines = adopt(write(project[0] / "mine.jsonl", [MEASURED]), [project[1]], project[0] / "results", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        for line in lines:
+            said.append(line)
+    assert said[-1] == "then: ./cookbook readme" and "01_toy.jsonl" in results(project)
+
+
+def test_a_file_that_git_does_not_know_is_told(project):
+    folder = project[0]
+    said = run(project, [MEASURED])
+    assert "01_toy.jsonl is a new file, not in git yet. Next: git add " in said
+    assert "git add" not in run(project, [MEASURED])  # no repository here
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    assert "git add" in run(project, [MEASURED])
+    subprocess.run(["git", "-C", str(folder), "add", "results/01_toy.jsonl"], check=True)
+    assert "git add" not in run(project, [MEASURED])
+
+
+def test_an_unknown_field_is_named_with_the_nearest(project):
+    for name, near in (("speed_up", "speedup"), ("case.lenght", "case.length"), ("param.sede", "param.seed")):
+        with pytest.raises(ValueError, match=f"line 1: unknown field '{name}'; nearest: {near}"):
+            run(project, [MEASURED | {name: 1}])
+    with pytest.raises(
+        ValueError, match=r"added: lines 1–2, 4: unknown field 'x'; nearest: \w+; line 3: a reported row"
+    ):
+        run(project, [MEASURED | {"x": 1}, MEASURED | {"x": 2}, REPORTED, MEASURED | {"x": 3}])
+    assert not results(project)
+    said = run(project, [MEASURED | {"param.gone": 1, "code_hash": "0" * 16}])
+    assert "fields that the recipe does not write now (the rows are of older code): param.gone" in said
+
+
+def test_a_folder_is_called_one(project):
+    folder, path = project
+    for inside, expected in (("", "one file of rows"), ("a.jsonl", f"one file, such as {folder / 'mine' / 'a.jsonl'}")):
+        write(folder / "mine" / (inside or "a.txt"), [MEASURED])
+        with pytest.raises(ValueError, match=f"--adopt {folder / 'mine'}: is a folder; expected {expected}"):
+            list(adopt(folder / "mine", [path], folder / "results"))
 
 
 def test_rows_of_older_code_are_adopted_and_counted(project):
@@ -103,7 +151,7 @@ def test_rows_of_older_code_are_adopted_and_counted(project):
 
 def test_verdicts_that_flip_are_listed(project):
     said = run(project, [MEASURED], lambda path: {"Q1": "confirmed", "Q2": "refuted", "Q3": "refined"})
-    assert "\nQ1: not measurable here → confirmed\nQ3: not settled → refined\n" in said and "Q2" not in said
+    assert "\nQ1: not measurable here → confirmed\nQ3: not settled → refined" in said and "Q2" not in said
 
 
 def test_a_recipe_that_fails_with_the_rows_is_told(project):
@@ -111,7 +159,7 @@ def test_a_recipe_that_fails_with_the_rows_is_told(project):
         raise ValueError("nb/01_toy.ipynb, cell [2], tag `claims`: KeyError: 'x'\ntraceback")
 
     said = run(project, [MEASURED], fails)
-    assert "01_toy: its claims could not be derived: nb/01_toy.ipynb, cell [2], tag `claims`: KeyError: 'x'\n" in said
+    assert "01_toy: its claims could not be derived: nb/01_toy.ipynb, cell [2], tag `claims`: KeyError: 'x'" in said
 
 
 def test_verdicts_come_from_an_execution_of_the_recipe(project):
@@ -156,7 +204,7 @@ def test_names_of_hosts_users_and_folders_stay_out(project):
         "driver": "12.8.0.1",
         "case.files": ["/tmp/jane/a.txt"],
     }
-    said = run(project, [MEASURED | private])
+    said = run(project, [MEASURED | private | {"code_hash": "0" * 16}])
     assert "left out, because it says whose machine it was: hostname, slurm_node_name, user" in said
     (row,) = read_rows(project[0] / "results" / "01_toy.jsonl")
     text = json.dumps(row)
@@ -180,7 +228,7 @@ def test_names_of_hosts_users_and_folders_stay_out(project):
 
 def test_several_recipes_are_adopted_together_or_not_at_all(project, monkeypatch):
     folder, path = project
-    other = toy(folder / "nb", "02_toy", ("claims", "print('')"))
+    other = toy(folder / "nb", "02_toy", ("claims", "print('length')"))
     rows = write(folder / "mine.jsonl", [MEASURED, MEASURED | {"recipe": "02_toy"}])
 
     def full(part, rows):
@@ -191,10 +239,10 @@ def test_several_recipes_are_adopted_together_or_not_at_all(project, monkeypatch
     append = module.append_rows
     monkeypatch.setattr(module, "append_rows", full)
     with pytest.raises(OSError, match="No space"):
-        adopt(rows, [path, other], folder / "results", lambda path: {})
+        list(adopt(rows, [path, other], folder / "results", lambda path: {}))
     assert results(project) == {}
     monkeypatch.setattr(module, "append_rows", append)
-    said = adopt(rows, [path, other], folder / "results", lambda path: {})
+    said = "\n".join(adopt(rows, [path, other], folder / "results", lambda path: {}))
     assert sorted(results(project)) == ["01_toy.jsonl", "02_toy.jsonl"] and "./cookbook refresh 01 02" in said
 
 

@@ -11,15 +11,19 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 from ..rows import append_rows, code_hash, read_rows
+from .notebooks import shown_path
 from .parameters import convert, declared, nearest
-from .report_rows import row_faults, spot_of
+from .report_fields import Fields, fields_of
+from .report_rows import line_numbers, row_faults, spot_of
 from .table import VALID
 
 RESULTS = Path(__file__).resolve().parents[2] / "data" / "results"
@@ -45,52 +49,95 @@ def adopt(
     notebooks: Iterable[Path],
     results: Path | None = None,
     verdicts: Callable[[Path], dict[str, str]] | None = None,
-) -> str:
-    """Add the rows of `file` to `results` and return what was done, as lines of text.
+) -> Iterator[str]:
+    """Add the rows of `file` to `results`. Gives lines of text: what was done, what to do next, then what changes.
 
+    What to do next comes before the notebooks are executed, so that whoever stops that still has it.
     `verdicts(notebook)` gives the verdicts on the notebook's claims once the rows are there (default: execute it).
     Raises ValueError, one line, when a row cannot be adopted; nothing is written then.
     """
     results = results or RESULTS
     recipes = {path.stem: path for path in notebooks}
-    given = checked_rows(file, recipes)
-    report = []
+    given, unknown = checked_rows(file, recipes, results)
     with _held(results):
         rows, dropped = cleaned(given)
         fresh = {recipe: _new(rows, recipe, results) for recipe in dict.fromkeys(row["recipe"] for row in rows)}
-        _write({results / f"{recipe}.jsonl": new for recipe, new in fresh.items() if new})
+        files = {results / f"{recipe}.jsonl": new for recipe, new in fresh.items() if new}
+        made = {path for path in files if not path.exists()}
+        _write(files)
     for recipe, new in fresh.items():
         total = sum(row["recipe"] == recipe for row in rows)
-        report.append(_summary(recipe, new, total, recipes[recipe]))
+        yield _summary(recipe, new, total, recipes[recipe])
+    if unknown:
+        yield f"fields that the recipe does not write now (the rows are of older code): {', '.join(sorted(unknown))}"
     if dropped:
-        report.append(f"left out, because it says whose machine it was: {', '.join(sorted(dropped))}")
-    changed = [recipe for recipe, new in fresh.items() if new]
-    for recipe in changed:
-        report += _flips(recipes[recipe], verdicts or executed_verdicts)
-    if changed:
-        numbers = " ".join(recipe[:2] for recipe in changed)
-        report.append(f"the stored outputs are older than the rows now. Next: ./cookbook refresh {numbers}")
-        report.append("then: ./cookbook readme")
-    return "\n".join(report)
+        yield f"left out, because it says whose machine it was: {', '.join(sorted(dropped))}"
+    yield from _to_do(fresh, results, made)
+    for recipe, new in fresh.items():
+        if new:
+            yield from _flips(recipes[recipe], verdicts or executed_verdicts)
 
 
-def checked_rows(file: Path, recipes: dict[str, Path]) -> list[dict]:
-    """The rows of the file. Raises ValueError, one line, naming the lines that cannot be adopted, and why."""
+def _to_do(fresh: dict[str, list[dict]], results: Path, made: set[Path]) -> Iterator[str]:
+    """What is left for the user to do. A second adoption says it again: the first may have been stopped."""
+    for recipe in fresh:
+        path = results / f"{recipe}.jsonl"
+        if path in made or _untracked(path):
+            yield f"{shown_path(path)} is a new file, not in git yet. Next: git add {shown_path(path)}"
+    if changed := [recipe[:2] for recipe, new in fresh.items() if new]:
+        yield f"the stored outputs are older than the rows now. Next: ./cookbook refresh {' '.join(changed)}"
+        yield "then: ./cookbook readme"
+    else:
+        numbers = " ".join(recipe[:2] for recipe in fresh)
+        yield f"Next, if that was not done yet: ./cookbook refresh {numbers}"
+        yield "then: ./cookbook readme"
+
+
+def _untracked(path: Path) -> bool:
+    """Does git know the folder, and not the file?"""
+    try:
+        asked = ["git", "-C", str(path.parent), "ls-files", "--error-unmatch", path.name]
+        return subprocess.run(asked, capture_output=True, timeout=30).returncode == 1  # 128: no repository
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def checked_rows(file: Path, recipes: dict[str, Path], results: Path) -> tuple[list[dict], set[str]]:
+    """(the rows of the file, fields of older code that are not known now).
+
+    Raises ValueError, one line, naming the lines that cannot be adopted, and why.
+    """
+    if file.is_dir():
+        inside = [path.name for path in sorted(file.glob("*.jsonl"))]
+        expected = f"one file, such as {file / inside[0]}" if inside else "one file of rows"
+        raise ValueError(f"--adopt {file}: is a folder; expected {expected}")
     if not file.is_file():
         raise ValueError(f"--adopt {file}: no such file")
-    rows, faults = [], []
+    rows, faults, unknown = [], {}, set()
+    fields = cache(lambda recipe: fields_of(recipes[recipe], results))
     for number, row, fault in row_faults(file):
         fault = fault or _refused(row, recipes)
+        if not fault and (strange := _strange(row, fields(row["recipe"]))):
+            if row.get("code_hash") in (None, code_hash(recipes[row["recipe"]])):
+                fault = f"unknown field {strange[0]!r}; nearest: {fields(row['recipe']).nearest(strange[0])}"
+            unknown.update(strange)
         if fault:
-            faults.append(f"line {number}: {fault}")
+            faults.setdefault(fault, []).append(number)
         else:
             rows.append(row)
     if faults:
-        more = f"; and {len(faults) - 3} more lines" if len(faults) > 3 else ""
-        raise ValueError(f"--adopt {file}: nothing was added: {'; '.join(faults[:3])}{more}")
+        said = [f"{line_numbers(lines)}: {fault}" for fault, lines in faults.items()]
+        rest = sum(map(len, list(faults.values())[3:]))
+        more = f"; and {rest} more line{'s' * (rest != 1)}" if rest else ""
+        raise ValueError(f"--adopt {file}: nothing was added: {'; '.join(said[:3])}{more}")
     if not rows:
         raise ValueError(f"--adopt {file}: no row in it")
-    return rows
+    return rows, unknown
+
+
+def _strange(row: dict, fields: Fields) -> list[str]:
+    """Fields of the row that rows of the recipe do not have, but for those that are left out anyway."""
+    return [name for name in row if name not in fields and name != "param.rows" and not _private(name)]
 
 
 def _refused(row: dict, recipes: dict[str, Path]) -> str:
@@ -170,11 +217,15 @@ def cleaned(rows: list[dict]) -> tuple[list[dict], set[str]]:
 
 
 def _without_traces(row: dict, dropped: set[str]) -> dict:
-    private = {name for name in row if PRIVATE.fullmatch(name.rpartition(".")[2].lower())}
+    private = {name for name in row if _private(name)}
     dropped |= private
     private |= {"param.rows"} & set(row)
     secrets = [str(row[name]) for name in private if len(str(row[name])) > 2]
     return {name: _clean(name, value, secrets) for name, value in row.items() if name not in private}
+
+
+def _private(name: str) -> bool:
+    return PRIVATE.fullmatch(name.rpartition(".")[2].lower()) is not None
 
 
 def _clean(name: str, value, secrets: list[str]):

@@ -174,5 +174,6 @@ def adopt_file(file: Path) -> int:
     from .adopt import adopt
     from .cli import recipes
 
-    print(adopt(file, recipes(), RESULTS))
+    for line in adopt(file, recipes(), RESULTS):
+        print(line, flush=True)  # executing the recipes takes long, and may be stopped
     return 0

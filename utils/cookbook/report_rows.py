@@ -80,7 +80,7 @@ def merge(paths: Iterable[Path], notebooks: Iterable[Path] = ()) -> Merged:
             else:
                 seen.add(line)
                 rows.append(row | {"file": shown, "line": number})
-    problems = [f"{shown}, {_numbers(lines)}: {fault}" for (shown, fault), lines in bad.items()]
+    problems = [f"{shown}, {line_numbers(lines)}: {fault}" for (shown, fault), lines in bad.items()]
     return Merged(_with_columns(rows, notebooks), problems, twice)
 
 
@@ -148,7 +148,7 @@ def _fault(row: Any) -> str:
     return ""
 
 
-def _numbers(lines: list[int]) -> str:
+def line_numbers(lines: list[int]) -> str:
     """[3, 4, 5, 9] -> "lines 3–5, 9"."""
     parts: list[list[int]] = []
     for number in lines:
