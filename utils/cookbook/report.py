@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..rows import VERDICTS, verdict_summary
-from .report_rows import described
+from .report_rows import described, pooled
 from .table import NONE, VALID, WIDTH, render, unknown_ratio
 
 MOST = 40  # lines of a long table on a terminal
@@ -42,7 +43,7 @@ class Section:
 
     def text(self) -> str:
         """At most 80 columns."""
-        parts, notes = [_wrapped(self.title)], list(self.notes)
+        parts, notes = [wrapped(self.title)], list(self.notes)
         lines = self.lines[: self.most or None]
         if len(lines) < len(self.lines):
             notes.insert(0, f"… and {len(self.lines) - len(lines):,} more; --md has them all")
@@ -56,7 +57,7 @@ class Section:
             for line in lines:
                 table.add_row(*map(Text, line))
             parts.append(render(table, WIDTH))
-        return "\n".join([*parts, *map(_wrapped, notes)])
+        return "\n".join([*parts, *map(wrapped, notes)])
 
     def markdown(self) -> str:
         """A heading, a table, and its notes."""
@@ -69,7 +70,8 @@ class Section:
         return "\n\n".join([*parts, *self.notes])
 
 
-def _wrapped(text: str) -> str:
+def wrapped(text: str) -> str:
+    """The text in lines of at most 80 columns."""
     return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 
 
@@ -83,16 +85,44 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["provenance"] == "measured") & rows["verdict"].notna()]
 
 
+def latest(rows: pd.DataFrame) -> pd.DataFrame:
+    """The newest row of every point on every machine: what is set side by side, looked at for drift, and priced."""
+    found = compared(rows)
+    when = pd.to_datetime(found["date"], errors="coerce", utc=True, format="ISO8601") if len(found) else None
+    return (
+        found.assign(when=when)
+        .sort_values("when", kind="stable", na_position="first")
+        .drop_duplicates(["spot", "machine"], keep="last")
+        .drop(columns="when")
+        if len(found)
+        else found
+    )
+
+
+def older_note(rows: pd.DataFrame) -> list[str]:
+    """What to say where `latest` leaves rows out."""
+    older = len(compared(rows)) - len(latest(rows))
+    return [f"{_count(older, 'older row')} of the same points left out: the newest counts"] if older else []
+
+
+def with_ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows without the speed-ups that noise left unknown."""
+    if not len(rows):
+        return rows
+    about = [name for name in ("verdict", "ci_low", "ci_high", "warnings") if name in rows]
+    unknown = [unknown_ratio(row) for row in rows[about].to_dict("records")]
+    return rows.assign(speedup=rows["speedup"].mask(pd.Series(unknown, index=rows.index)))
+
+
 def recipe_sections(rows: pd.DataFrame, by: Sequence[str] = ()) -> list[Section]:
     """For each recipe: geometric mean and range of the speed-ups, and the count of every verdict.
 
-    A line is a candidate on a machine, and a value of each column of `by`. Rows of older code have their own line.
+    A line is a candidate on a machine, and a value of each column of `by`; a note says over which cases it is taken.
+    Rows of older code have their own line.
     """
     sections = []
     for recipe, here in rows.groupby("recipe", sort=True):
-        found = compared(here).copy()
-        if len(found):  # no number where noise left the ratio unknown
-            found.loc[[unknown_ratio(row) for row in found.to_dict("records")], "speedup"] = math.nan
+        found = with_ratios(compared(here))
         measured = int((here["provenance"] == "measured").sum())
         title = f"{recipe}: {_count(measured, 'measured row')}"
         if measured:
@@ -112,16 +142,31 @@ def recipe_sections(rows: pd.DataFrame, by: Sequence[str] = ()) -> list[Section]
         section = Section(title, [*headings, "verdicts"])
         keys = ["label", "code", *by, "machine"]
         texts = pd.DataFrame({key: found[key].map(_value) for key in keys})
+        over: dict[str, list[str]] = {}
         for values, group in found.groupby([texts[key] for key in keys], sort=False):
             label, code, *rest = values
             summary = verdict_summary(group[["provenance", "verdict", "speedup"]].to_dict("records"))
             section.lines.append(
                 [label + MARKS[code], *rest, str(len(group)), *_speedups(group, summary), _verdicts(summary)]
             )
+            over.setdefault(pooled_text(group["spot"]), []).append(label)
         section.lines.sort(key=lambda line: [natural(text) for text in line[:-4]])
-        section.notes = [note for code, note in NOTES.items() if (found["code"] == code).any()]
+        section.notes = [*pooled_note(over), *(note for code, note in NOTES.items() if (found["code"] == code).any())]
         sections.append(section)
     return sections
+
+
+def pooled_text(spots: Iterable[str]) -> str:
+    """Such as "4 cases (case.k, param.dtype)": what a mean is taken over; "" for one case."""
+    number, names = pooled(spots)
+    return f"{number} cases ({', '.join(names)})" if number > 1 else ""
+
+
+def pooled_note(over: dict[str, list[str]]) -> list[str]:
+    """A note for means taken over several cases: text of `pooled_text` → candidates."""
+    named = {text: (repr(one) if "," in one else one for one in labels) for text, labels in over.items() if text}
+    parts = [f"over {text}: {', '.join(dict.fromkeys(labels))}" for text, labels in named.items()]
+    return [f"means {'; '.join(parts)}. --by splits them"] if parts else []
 
 
 def natural(text: str) -> list[tuple[float, str]]:
@@ -130,7 +175,11 @@ def natural(text: str) -> list[tuple[float, str]]:
 
 
 def _value(value: Any) -> str:
-    return NONE if value is None or value is pd.NA or value != value else str(value)
+    if value is None or value is pd.NA or value != value:
+        return NONE
+    return (
+        f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+    )  # 64, of a column with gaps
 
 
 def _count(number: int, what: str) -> str:
@@ -157,21 +206,34 @@ def times(value: float | None) -> str:
 # ---------------------------------------------------------------------------------------------------- cost
 
 
-def prices(text: str, rows: pd.DataFrame) -> dict[str, float]:
-    """Money per hour of each device name, from "2.5" or "H200=3.5,A100=1.2". Raises ValueError, one line."""
+def prices(text: str, rows: pd.DataFrame) -> tuple[dict[str, float], list[str]]:
+    """(money per hour of each device name, notes), from "2.5" or "H200=3.5,A100=1.2".
+
+    A card without a row is a note. Raises ValueError, one line, where no row has a price at all.
+    """
     names = [str(name) for name in compared(rows)["device_name"].dropna().unique()] if len(compared(rows)) else []
     if "=" not in text:
-        return dict.fromkeys(names, _price(text, text))
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        fits = [one for one in names if name.strip() and name.strip().lower() in one.lower()]
+        return dict.fromkeys(names, _price(text, text)), []
+    found: dict[str, tuple[float, str]] = {}
+    without = []
+    for part in map(str.strip, text.split(",")):
+        card, _, value = part.partition("=")
+        price, fits = _price(value, part), [one for one in names if _names(card.strip(), one)]
+        for one in fits:
+            if found.get(one, (price,))[0] != price:
+                raise ValueError(f"--price: {found[one][1]!r} and {part!r} are both {one}; give it one price")
+            found[one] = price, part
         if not fits:
-            raise ValueError(
-                f"--price {part.strip()!r}: no row of such a device; there are: {', '.join(names) or 'none'}"
-            )
-        found |= dict.fromkeys(fits, _price(value, part))
-    return found
+            without.append(part)
+    told = f"no row of such a device; there are: {', '.join(names) or 'none'}"
+    if not found:
+        raise ValueError(f"--price {text!r}: {told}")
+    return {name: price for name, (price, _) in found.items()}, [f"--price {part!r}: {told}" for part in without]
+
+
+def _names(card: str, device: str) -> bool:
+    """Is the card a whole word of the device's name? H20 is not an H200."""
+    return bool(card) and re.search(rf"(?<!\w){re.escape(card)}(?!\w)", device, re.IGNORECASE) is not None
 
 
 def _price(value: str, shown: str) -> float:
@@ -190,21 +252,26 @@ def add_cost(rows: pd.DataFrame, per_hour: dict[str, float], outputs: str | None
     A call gives one output, or as many as the column `outputs` says. Rows without a valid answer cost nothing sensible:
     they have no cost.
     """
-    each = pd.to_numeric(rows[outputs], errors="coerce") if outputs else 1
-    if outputs and not ((each > 0) & (each < math.inf)).any():
-        raise ValueError(f"--outputs {outputs}: expected a column of numbers above 0, got {rows[outputs].iloc[0]!r}")
+    each = 1
     if outputs:
-        each = each.where((each > 0) & (each < math.inf))
+        each = rows[outputs].map(lambda value: value if _above_0(value) else math.nan).astype(float)
+        if not each.notna().any():
+            example = next((value for value in rows[outputs].tolist() if value == value and value is not None), None)
+            raise ValueError(f"--outputs {outputs}: expected numbers above 0 in it, got {example!r}")
     money = rows["device_name"].map(per_hour) / 3600
     valid = rows["verdict"].isin(VALID) & (rows["provenance"] == "measured")
     for prefix in ("", "baseline_"):
         rows[f"{prefix}cost_per_output"] = (rows[f"{prefix}median_s"] * money / each).where(valid)
 
 
-def cost_section(rows: pd.DataFrame) -> Section:
-    """What outputs cost with the baseline and with each candidate: the newest row of every spot."""
-    found = compared(rows).dropna(subset=["cost_per_output"])
-    found = found.sort_values("date", kind="stable").drop_duplicates(["spot", "machine"], keep="last")
+def _above_0(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and 0 < value < math.inf
+
+
+def cost_section(rows: pd.DataFrame, outputs: str | None = None) -> Section:
+    """What outputs cost with the baseline and with each candidate: the newest row of every point."""
+    newest = latest(rows)
+    found = newest.dropna(subset=["cost_per_output"])
     many = next((n for n in (1, 1_000) if len(found) and n * found["cost_per_output"].median() >= 0.1), 1_000_000)
     headings = ["recipe", "candidate", "machine", "baseline", "here", "point"]
     section = Section(f"Cost of {_count(many, 'output')}", headings, most=MOST)
@@ -215,7 +282,12 @@ def cost_section(rows: pd.DataFrame) -> Section:
     for row in listed:
         costs = [f"{many * row[f'{prefix}cost_per_output']:.3g}" for prefix in ("baseline_", "")]
         section.lines.append([row["recipe"][:2], str(row["label"]), row["machine"], *costs, words[row["spot"]]])
-    without = sorted(set(compared(rows)["machine"]) - set(found["machine"]))
-    if without:
+    section.notes += older_note(rows)
+    invalid = int((~newest["verdict"].isin(VALID)).sum())
+    if invalid:
+        section.notes.append(f"{_count(invalid, 'point')} without a cost: the newest row has no valid answer")
+    if outputs and (bare := int(newest[outputs].map(lambda value: not _above_0(value)).sum())):
+        section.notes.append(f"{_count(bare, 'point')} without a cost: {outputs} is no number above 0 there")
+    if without := sorted(set(newest["machine"]) - set(found["machine"])):
         section.notes.append(f"no price, or no valid row: {'; '.join(without)}")
     return section

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+import textwrap
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from .report import compared, natural
+from .report import compared, natural, pooled_text, with_ratios
 from .report_rows import column
 from .table import VALID
 
@@ -44,34 +46,49 @@ def parse_plot(text: str) -> dict[str, str]:
     return found
 
 
-def curves(rows: pd.DataFrame, x: str, y: str = "speedup", hue: str = "label") -> tuple[list[Curve], int]:
-    """(the lines, how many rows are not drawn because their answer is invalid, they failed, or they lack a value).
+def drawable(rows: pd.DataFrame, x: str, y: str) -> tuple[pd.DataFrame, dict[str, int]]:
+    """(the rows that a curve of y over x can show, and how many measured rows it cannot, by the reason)."""
+    measured = rows[rows["provenance"] == "measured"]
+    found = with_ratios(compared(measured))
+    placed = found.dropna(subset=[x])
+    good = placed[placed["verdict"].isin(VALID)].copy()
+    good[y] = pd.to_numeric(good[y], errors="coerce")
+    good = good.dropna(subset=[y])
+    reasons = {
+        "without a comparison": len(measured) - len(found),
+        f"without {x}": len(found) - len(placed),
+        f"without a valid {y}": len(placed) - len(good),
+    }
+    return good, {reason: count for reason, count in reasons.items() if count}
+
+
+def curves(good: pd.DataFrame, x: str, y: str = "speedup", hue: str = "label") -> tuple[list[Curve], list[str]]:
+    """(the lines through drawable rows; over what their points are taken, as texts of `pooled_text`).
 
     A speed-up has its own interval. Several rows at one place: the geometric mean of the speed-ups, and the interval
     that covers all of theirs; for any other column the median, and the range from the smallest to the largest.
     """
-    rows = compared(rows)
-    good = rows[rows["verdict"].isin(VALID)].copy()
-    good[y] = pd.to_numeric(good[y], errors="coerce")
-    good = good.dropna(subset=[x, y])
-    for name in {x, hue}:
-        good[name] = good[name].map(lambda value: str(value) if isinstance(value, (list, dict)) else value)
-    lines = []
-    for name, group in good.groupby(good[hue].map(_text), sort=False):
-        places = sorted(group.groupby(x, sort=False), key=lambda place: _sortable(place[0]))
-        middles, lows, highs = zip(*(_interval(here, y) for _, here in places), strict=True)
-        lines.append(Curve(str(name), [place for place, _ in places], list(middles), list(lows), list(highs)))
-    return sorted(lines, key=lambda line: natural(line.name)), len(rows) - len(good)
+    lines: dict[str, dict[Any, list[dict]]] = {}
+    wanted = dict.fromkeys(name for name in (x, y, hue, "spot", "ci_low", "ci_high") if name in good)
+    for row in good[list(wanted)].to_dict("records"):  # thousands of small groups: faster without pandas
+        places = lines.setdefault(_text(row[hue]), {})
+        places.setdefault(str(row[x]) if isinstance(row[x], (list, dict)) else row[x], []).append(row)
+    made, over = [], []
+    for name, places in lines.items():
+        at = sorted(places, key=_sortable)
+        middles, lows, highs = zip(*(_interval(places[place], y) for place in at), strict=True)
+        made.append(Curve(name, at, list(middles), list(lows), list(highs)))
+        over += [pooled_text(row["spot"] for row in places[place]) for place in at]
+    return sorted(made, key=lambda line: natural(line.name)), list(dict.fromkeys(filter(None, over)))
 
 
-def _interval(here: pd.DataFrame, y: str) -> tuple[float, float, float]:
-    values = here[y]
+def _interval(here: list[dict], y: str) -> tuple[float, float, float]:
+    values = [float(row[y]) for row in here]
     if y != "speedup":
-        return float(values.median()), float(values.min()), float(values.max())
+        return statistics.median(values), min(values), max(values)
     middle = math.exp(math.fsum(map(math.log, values)) / len(values))
-    low = min([middle, *here["ci_low"].dropna()] if "ci_low" in here else [middle])
-    high = max([middle, *here["ci_high"].dropna()] if "ci_high" in here else [middle])
-    return middle, float(low), float(high)
+    low, high = ([row[name] for row in here if row.get(name) == row.get(name)] for name in ("ci_low", "ci_high"))
+    return middle, float(min([middle, *low])), float(max([middle, *high]))
 
 
 def _text(value: Any) -> str:
@@ -86,8 +103,8 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, (bool, str)) and hasattr(value, "__float__")
 
 
-def plot(rows: pd.DataFrame, wanted: dict[str, str], file: Path) -> str:
-    """Draw the curves into a PNG file. Returns a line that says what is drawn and what is not.
+def plot(rows: pd.DataFrame, wanted: dict[str, str], file: Path) -> list[str]:
+    """Draw the curves into a PNG file. Returns lines that say what is drawn, what is not, and over what is averaged.
 
     Raises ValueError, one line: an unknown column, no row that has both, rows of more than one recipe.
     """
@@ -96,16 +113,22 @@ def plot(rows: pd.DataFrame, wanted: dict[str, str], file: Path) -> str:
     recipes = sorted(having["recipe"].unique())
     if len(recipes) != 1:
         raise ValueError(f"--plot: rows of {len(recipes)} recipes have {x}: {', '.join(recipes)}; choose with --recipe")
+    good, reasons = drawable(rows, x, y)
     if hue == "label" and having["machine"].nunique() > 1:
-        having = having.assign(label=having["label"].astype(str) + ", " + having["machine"])
-    lines, left_out = curves(having, x, y, hue)
+        good = good.assign(label=good["label"].astype(str) + ", " + good["machine"])
+    lines, over = curves(good, x, y, hue)
     if not lines:
         raise ValueError(f"--plot: no valid row has both {x} and {y}")
     if len(lines) > MOST_LINES:
         raise ValueError(f"--plot hue={hue}: {len(lines)} lines, at most {MOST_LINES} can be told apart")
-    _draw(lines, f"{recipes[0]}: {y} over {x}", x, y, file)
-    drawn = f"{len(lines)} line{'s' * (len(lines) != 1)}"
-    return f"{file}: {drawn}, {left_out} row{'s' * (left_out != 1)} not drawn (no valid value)"
+    texts = "; over ".join(over)
+    taken = f"points taken over {texts}" if texts else ""
+    _draw(lines, "\n".join([f"{recipes[0]}: {y} over {x}", *textwrap.wrap(taken, 90)]), x, y, file)
+    left_out = sum(reasons.values())
+    why = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    drawn = f"{file}: {len(lines)} line{'s' * (len(lines) != 1)}, {left_out} row{'s' * (left_out != 1)} not drawn"
+    pooling = [f"{taken}. --plot hue=… splits them"] if taken else []
+    return [f"{drawn} ({why})" if why else drawn, *pooling]
 
 
 def _draw(lines: list[Curve], title: str, x: str, y: str, file: Path) -> None:
@@ -130,7 +153,6 @@ def _draw(lines: list[Curve], title: str, x: str, y: str, file: Path) -> None:
     if y == "speedup":
         ax.axhline(1, color="black", linewidth=0.8)
     fig.legend(loc="outside lower center", ncols=2, fontsize=8)
-    file.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(file, dpi=150)
 
 

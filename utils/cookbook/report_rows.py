@@ -11,6 +11,7 @@ columns of our own beside them:
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -26,6 +27,10 @@ from .table import card
 
 DONE = "row.json"  # what a sweep leaves of a finished point
 UNFINISHED = object()  # a last line without its end
+MEDIANS = ("median_s", "baseline_median_s")
+SECONDS = (1e-10, 1e7)  # of a call: less than a tick of any clock, and four months
+DECIDED = ("faster", "slower", "equivalent")
+APART = 100  # the speed-up is a ratio of paired rounds, that of the medians another; units taken for others are not
 NOT_A_POINT = ("param.device", "param.rows")  # where it ran, and where it was written
 
 
@@ -70,8 +75,9 @@ def merge(paths: Iterable[Path], notebooks: Iterable[Path] = ()) -> Merged:
     seen: set[bytes] = set()
     bad: dict[tuple[str, str], list[int]] = {}
     twice = 0
+    empty: list[str] = []
     for path in paths:
-        shown = shown_path(path)
+        shown, number = shown_path(path), 0
         for number, line, row in _objects(path):
             if fault := _fault(row):
                 bad.setdefault((shown, fault), []).append(number)
@@ -80,8 +86,10 @@ def merge(paths: Iterable[Path], notebooks: Iterable[Path] = ()) -> Merged:
             else:
                 seen.add(line)
                 rows.append(row | {"file": shown, "line": number})
+        if not number:
+            empty.append(f"{shown}: empty, no row in it")
     problems = [f"{shown}, {line_numbers(lines)}: {fault}" for (shown, fault), lines in bad.items()]
-    return Merged(_with_columns(rows, notebooks), problems, twice)
+    return Merged(_with_columns(rows, notebooks), problems + empty, twice)
 
 
 def row_faults(path: Path) -> Iterable[tuple[int, Any, str]]:
@@ -91,7 +99,10 @@ def row_faults(path: Path) -> Iterable[tuple[int, Any, str]]:
 
 def _objects(path: Path) -> Iterable[tuple[int, bytes, Any]]:
     """(line number, text, value) of every line that is not empty; the value is None where it is damaged."""
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{shown_path(path)}: cannot be read ({error.strerror})") from None
     if path.name == DONE:  # one file for one point of a sweep: a row, or several
         value = _parsed(data)
         if isinstance(value, dict) and isinstance(value.get("rows"), list):
@@ -139,12 +150,37 @@ def _fault(row: Any) -> str:
         return f"foreign: recipe={row.get('recipe')!r}, expected the name of a recipe"
     if row["provenance"] == "measured" and row.get("verdict") not in (None, *VERDICTS):
         return f"foreign: verdict={row['verdict']!r}, expected one of {', '.join(VERDICTS)}"
-    for name in ("speedup", "ci_low", "ci_high", "median_s", "baseline_median_s"):
+    for name in ("speedup", "ci_low", "ci_high", *MEDIANS):
         value = row.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             return f"foreign: {name}={value!r}, expected a number or null"
-        if value is not None and value <= 0 and name in ("speedup", "median_s", "baseline_median_s"):
+        if value is not None and value <= 0 and name in ("speedup", *MEDIANS):
             return f"foreign: {name}={value!r}, expected more than 0"
+    return _absurd(row) or (_incomplete(row) if row["provenance"] == "measured" else "")
+
+
+def _absurd(row: dict) -> str:
+    """A time or a size that nothing can have; "" when there is none."""
+    for name, value in row.items():
+        time = name.endswith("_s") and not name.endswith("_per_s")
+        if not isinstance(value, (int, float)) or not (time or name.endswith("_bytes")):
+            continue
+        if value < 0:
+            return f"absurd: {name}={value!r}, expected 0 or more"
+        if name in MEDIANS and not SECONDS[0] <= value <= SECONDS[1]:
+            return f"absurd: {name}={value!r}, expected seconds of a call, {SECONDS[0]:g} to {SECONDS[1]:g}"
+    time, baseline, speedup = (row.get(name) for name in (*MEDIANS, "speedup"))
+    told = row.get("verdict") in DECIDED and time and baseline and speedup
+    if told and not 1 / APART <= baseline / time / speedup <= APART:
+        return f"absurd: speedup={speedup!r}, but the medians give {baseline / time:.3g}"
+    return ""
+
+
+def _incomplete(row: dict) -> str:
+    """What utils.rows writes into every measured row, and this one lacks; "" when nothing is missing."""
+    for name in ("run_id", "date", "device_name", *(["label"] if row.get("verdict") else [])):
+        if not row.get(name):
+            return f"a measured row without {name}"
     return ""
 
 
@@ -167,7 +203,11 @@ def _with_columns(rows: list[dict], notebooks: Iterable[Path]) -> pd.DataFrame:
         row["code"] = "unknown" if not (now and then) else "current" if now == then else "older"
         row["machine"] = machines.get(_machine(row)) if row["provenance"] == "measured" else None
         row["spot"] = spot_of(row)
-    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["recipe", "provenance"])
+    made = pd.DataFrame(rows) if rows else pd.DataFrame(columns=["recipe", "provenance"])
+    if "verdict" in made:
+        for name in ("speedup", "ci_low", "ci_high", *MEDIANS):  # also where no row has one, or all have null
+            made[name] = pd.to_numeric(made[name]) if name in made else math.nan
+    return made
 
 
 def _machine(row: dict) -> tuple[str, str]:
@@ -226,15 +266,24 @@ def described(spots: Iterable[str]) -> dict[str, str]:
     return made
 
 
+def pooled(spots: Iterable[str]) -> tuple[int, list[str]]:
+    """(number of different spots, the fields in which they differ): over what a mean of their rows is taken."""
+    found = [json.loads(spot) for spot in dict.fromkeys(spots)]
+    values = {name: [str(fields.get(name)) for fields in found] for name in set().union(*found)}
+    differ = [name for name, here in sorted(values.items()) if len(set(here)) > 1 and name not in ("recipe", "label")]
+    twin = {name: f"case.{name.partition('.')[2]}" for name in differ if name.startswith("param.")}
+    return len(found), [name for name in differ if values[name] != values.get(twin.get(name))]
+
+
 # ---------------------------------------------------------------------------------------------------- columns
 
 
 def column(name: str, rows: pd.DataFrame, what: str) -> str:
     """The column that `name` means: itself, else with "case." in front (the point within a recipe), else "param.".
 
-    Raises ValueError with the nearest right name.
+    The tables call the label a candidate, so that name is understood as well. Raises ValueError with the nearest name.
     """
-    for one in (name, f"case.{name}", f"param.{name}"):
+    for one in (name, f"case.{name}", f"param.{name}", *(["label"] if name == "candidate" else [])):
         if one in rows.columns:
             return one
     names = {c.partition(".")[2]: c for c in rows.columns if c.startswith(("case.", "param."))}
