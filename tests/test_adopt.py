@@ -91,7 +91,7 @@ def test_two_versions_of_a_row_in_one_file_are_refused(project):
 def test_parameters_that_are_not_the_defaults_are_named(project):
     same = run(project, [MEASURED | {"param.sizes": [1, 2]}])
     said = run(project, [MEASURED | {"param.sizes": [3], "run_id": "r2"}])
-    assert "defaults" not in same and "; not the notebook's defaults: sizes=[3]" in said
+    assert "neither" not in same and "; neither the defaults nor a preset: sizes=[3]" in said
 
 
 def test_it_says_what_is_to_do_next(project):

@@ -3,8 +3,19 @@ import json
 import pytest
 from toy_recipes import toy
 
+from utils.cookbook import presets
+from utils.cookbook.readme import results_markdown
 from utils.cookbook.run import Outcome
-from utils.cookbook.table import bytes_text, card, headline, results_table, same_answer, seconds_text, speedup_text
+from utils.cookbook.table import (
+    bytes_text,
+    card,
+    headline,
+    results_table,
+    same_answer,
+    seconds_text,
+    speedup_text,
+    usual_rows,
+)
 
 FAST = {"label": "linear", "speedup": 11.84, "verdict": "faster", "same": True, "rule": "bitwise", "ci_low": 11.2}
 FAST |= {"ci_high": 12.5, "median_s": 0.001, "baseline_median_s": 0.011, "first_call_s": 0.5, "share_of_limit": 0.97}
@@ -108,3 +119,33 @@ def test_both_tables_know_the_same_unknown_ratio():
     from utils.timing import results
 
     assert table.UNKNOWN_RATIO == results.UNKNOWN_RATIO
+
+
+def test_only_rows_at_the_defaults_or_a_preset_stand_for_a_recipe_where_there_are_any(tmp_path, monkeypatch):
+    path = toy(tmp_path, "07_toy")
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "gpu.yaml").write_text("07_toy: {device: cuda, rate: 2, sizes: [9]}\n")
+    monkeypatch.setattr(presets, "PRESETS", tmp_path / "presets")
+    measured = FAST | {"provenance": "measured", "device": "cuda", "device_name": "NVIDIA H200", "headline": True}
+    default = measured | {"param.rate": 0.5, "param.sizes": [1, 2], "param.seed": 3, "speedup": 2.0}
+    preset = measured | {"param.rate": 2.0, "param.sizes": [9], "param.device": "cuda", "speedup": 3.0}
+    other = measured | {"param.rate": 2.0, "param.sizes": [1, 2], "speedup": 90.0}  # half a preset
+    bare = {
+        "provenance": "measured",
+        "device": "cuda",
+        "device_name": "NVIDIA H200",
+    }  # not compared: stands for nothing
+
+    def shown(*rows):
+        (tmp_path / "07_toy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        line = results_table([Outcome("07_toy", "done", [SLOW], 1.0, path)], results=tmp_path).splitlines()[-1]
+        assert f"| {line.split()[2]} on H200 |" in results_markdown([path], tmp_path)
+        return line.split()[2]
+
+    assert shown(default, other) == "2.00x" and shown(other, preset, other) == "3.00x"
+    assert shown(default, preset) == "3.00x"  # the newest of them, as before
+    assert shown(other, bare) == "90.0x"  # there is no other
+
+
+def test_a_recipe_without_its_notebook_has_all_rows(tmp_path):
+    assert usual_rows([FAST], None) == [FAST] == usual_rows([FAST], tmp_path / "gone.ipynb")

@@ -24,7 +24,7 @@ from .notebooks import shown_path
 from .parameters import convert, declared, nearest
 from .report_fields import Fields, fields_of
 from .report_rows import line_numbers, row_faults, spot_of
-from .table import VALID
+from .table import NOT_THE_POINT, VALID, usual
 
 RESULTS = Path(__file__).resolve().parents[2] / "data" / "results"
 DEVICE = re.compile(r"(cpu|mps|(cuda|xpu|hpu|npu)(:\d+)?)")
@@ -304,14 +304,17 @@ def _summary(recipe: str, new: list[dict], total: int, notebook: Path) -> str:
     now = code_hash(notebook)
     if older := sum(row.get("code_hash") != now for row in new):
         text += f", {older} measured with older or unknown code (kept, and marked in reports)"
+    is_usual = usual(notebook)
     other = {
         f"{name}={row[f'param.{name}']!r}"
         for name, parameter in declared(notebook).items()
         for row in new
-        if name not in ("device", "rows", "seed") and row.get(f"param.{name}", parameter.default) != parameter.default
+        if not is_usual(row)
+        and name not in NOT_THE_POINT
+        and row.get(f"param.{name}", parameter.default) != parameter.default
     }
     if other:
-        text += f"; not the notebook's defaults: {', '.join(sorted(other))}"
+        text += f"; neither the defaults nor a preset: {', '.join(sorted(other))}"
     return text
 
 

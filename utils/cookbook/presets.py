@@ -55,3 +55,11 @@ def load_preset(name: str, resolve: Callable[[str], Path]) -> dict[str, dict[str
             raise ValueError(f"{path}: {recipe}: {notebook.stem} is there twice")
         preset[notebook.stem] = validate(notebook, given, where=str(path))
     return preset
+
+
+def shipped_values(recipe: str) -> list[dict[str, Any]]:
+    """The parameters that the shipped presets give a recipe, as the files have them; [] when they do not name it."""
+    import yaml
+
+    files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(PRESETS.glob("*.yaml"))]
+    return [file[recipe] for file in files if file and recipe in file]

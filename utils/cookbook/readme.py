@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .run import rows_between
-from .table import NONE, RESULTS, card, headline, same_answer, speedup_text, verdict_text, why_of
+from .table import NONE, RESULTS, card, headline, same_answer, speedup_text, usual_rows, verdict_text, why_of
 from .verdicts import VERDICTS, settled_in
 
 BEGIN, END = "<!-- results: written by ./cookbook readme -->", "<!-- /results -->"
@@ -38,7 +38,8 @@ def results_markdown(notebooks: Iterable[Path], results: Path | None = None) -> 
         rows = rows_between((results or RESULTS) / f"{notebook.stem}.jsonl", 0)
         measured = [row for row in rows if row.get("provenance") == "measured"]
         devices = dict.fromkeys(row.get("device_name") for row in measured)
-        heads = [headline([row for row in measured if row.get("device_name") == name])[0] for name in devices]
+        groups = [[row for row in measured if row.get("device_name") == name] for name in devices]
+        heads = [headline(usual_rows(group, notebook))[0] for group in groups]
         cells = [
             f"[{notebook.stem}](notebooks/{notebook.name})",
             why_of(notebook, heads[-1] if heads else None) or NONE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -13,12 +13,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .parameters import declared
+from .presets import shipped_values
 from .run import Outcome, rows_between
 
 RESULTS = Path(__file__).resolve().parents[2] / "data" / "results"
 WIDTH = 80
 NONE = "—"
 UNKNOWN_RATIO = 4.0  # as in utils.timing.results, which imports torch; a test compares the two
+NOT_THE_POINT = ("device", "rows", "seed")  # parameters that leave a point what it is
 VALID = ("faster", "slower", "equivalent", "inconclusive")  # verdicts that come with a speed-up
 
 
@@ -37,11 +40,28 @@ def headline(rows: Iterable[Mapping]) -> tuple[Mapping | None, bool]:
     return best or (rows[-1] if rows else None), len(rows) <= 1
 
 
-def recorded_gpu(recipe: str, folder: Path | None = None) -> Mapping | None:
+def usual(notebook: Path) -> Callable[[Mapping], bool]:
+    """A function: was this row measured at the recipe's defaults, or at a shipped preset?"""
+    defaults = {name: p.default for name, p in declared(notebook).items() if name not in NOT_THE_POINT}
+    points = [defaults | values for values in ({}, *shipped_values(notebook.stem))]
+    return lambda row: any(all(row.get(f"param.{k}", v) == point[k] for k, v in defaults.items()) for point in points)
+
+
+def usual_rows(rows: Iterable[Mapping], notebook: Path | None) -> list[Mapping]:
+    """The compared rows that may stand for a recipe: the usual ones; all rows where there are none."""
+    rows = list(rows)
+    try:
+        is_usual = usual(notebook)
+    except (OSError, TypeError, ValueError):  # a notebook that is not there, or declares nothing
+        return rows
+    return [row for row in rows if row.get("verdict") and is_usual(row)] or rows
+
+
+def recorded_gpu(recipe: str, folder: Path | None = None, notebook: Path | None = None) -> Mapping | None:
     """The headline of the committed rows that were measured on a CUDA device; None when there are none."""
     rows = rows_between((folder or RESULTS) / f"{recipe}.jsonl", 0)
     on_gpu = [r for r in rows if r.get("provenance") == "measured" and str(r.get("device", "")).startswith("cuda")]
-    return headline(on_gpu)[0]
+    return headline(usual_rows(on_gpu, notebook))[0]
 
 
 def why_of(notebook: Path | None, row: Mapping | None = None) -> str:
@@ -118,7 +138,7 @@ def _narrow(outcomes: list[Outcome], results: Path | None) -> str:
             cells = [speedup_text(row) + "*" * (not marked), same_answer(row), verdict_text(row)]
             cells.append(why_of(outcome.path, row))
         here, same, verdict, why = cells
-        recorded = recorded_text(recorded_gpu(outcome.recipe, results))
+        recorded = recorded_text(recorded_gpu(outcome.recipe, results, outcome.path))
         table.add_row(*map(Text, (outcome.recipe, here, recorded, same, verdict, why)))
     notes = ["* the best valid row of several: the notebook marks none as its headline"] if unmarked else []
     return "\n".join([render(table, WIDTH), *notes])
@@ -136,7 +156,7 @@ def _wide(outcomes: list[Outcome], results: Path | None) -> str:
     for name in (*names.split("|"), "recorded GPU", "why"):
         table.add_column(Text(name), no_wrap=True)
     for outcome in outcomes:
-        recorded, why = recorded_text(recorded_gpu(outcome.recipe, results)), why_of(outcome.path)
+        recorded, why = recorded_text(recorded_gpu(outcome.recipe, results, outcome.path)), why_of(outcome.path)
         if outcome.state in ("failed", "interrupted"):
             why = f"{outcome.where}: {outcome.why}".removeprefix(": ")
             table.add_row(*map(Text, (outcome.recipe, NONE, NONE, NONE, outcome.state, *[NONE] * 7, recorded, why)))
