@@ -15,7 +15,7 @@ from toy_recipes import toy
 
 from utils.cookbook import cli, report_command
 from utils.cookbook.report import Section, add_cost, cost_section, latest, natural, prices, recipe_sections, times
-from utils.cookbook.report_rows import column, machine_names, merge, row_files
+from utils.cookbook.report_rows import column, described, machine_names, merge, row_files, spot_of
 from utils.rows import append_rows, code_hash
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -235,6 +235,12 @@ def test_names_of_columns(tmp_path):
     assert column("candidate", merged(tmp_path, [MEASURED | {"case.candidate": 1}]), "") == "case.candidate"
     with pytest.raises(ValueError, match=r"--by 'lenght': no row has such a field; nearest: case\.length"):
         column("lenght", frame, "--by ")
+
+
+def test_a_point_in_words_tells_every_point_apart():
+    points = [{"case.k": 1, "param.k": 1}, {"case.k": 2, "param.k": 2}, {"case.k": 1, "param.k": 2}]
+    spots = [spot_of(MEASURED | point) for point in points]
+    assert list(described(spots).values()) == ["k=1", "k=2", "k=1 param.k=2"]
 
 
 # ---------------------------------------------------------------------------------------------------- tables

@@ -258,10 +258,12 @@ def described(spots: Iterable[str]) -> dict[str, str]:
             values.setdefault((fields["recipe"], name), set()).add(json.dumps(fields.get(name)))
     made = {}
     for spot, fields in parts.items():
-        words = {}  # param.patches and case.patches are one word
+        words: dict[str, str] = {}  # param.patches and case.patches are one word where they are equal
         for name, value in fields.items():
             if name.startswith(("case.", "param.")) and len(values[fields["recipe"], name]) > 1:
-                words.setdefault(name.partition(".")[2], f"{name.partition('.')[2]}={value}")
+                short = name.partition(".")[2]
+                if words.setdefault(short, f"{short}={value}") != f"{short}={value}":
+                    words[name] = f"{name}={value}"
         made[spot] = " ".join(words.values())
     return made
 
