@@ -1,12 +1,16 @@
 """What a reader sees: a table of at most 80 columns, and nothing where nothing is proven."""
 
 import dataclasses
+import math
 
 import pytest
 
+from utils.cookbook.table import unknown_ratio
 from utils.equivalence import Equivalence
 from utils.timing import Comparison, ComparisonRow, Measurement
+from utils.timing.report import _advice
 from utils.timing.results import interval, seconds
+from utils.timing.statistics import Estimate
 
 SAME = Equivalence(True, "bitwise", "the same bits")
 WRONG = Equivalence(False, "different", "output: 3 of 4 values differ")
@@ -264,3 +268,20 @@ def test_no_ratio_is_printed_where_noise_left_it_unknown(low, high, verdict, sho
     cells = table(row("x", verdict, speedup=1.17, ci_low=low, ci_high=high)).cells()[2]
     assert cells[2] == shown
     assert cells[3] == interval(low, high)
+
+
+@pytest.mark.parametrize("factor, unknown", [(3.99, False), (4.0, False), (4.01, True), (7.3, True), (7.5, True)])
+def test_tables_and_warnings_agree_where_the_ratio_is_unknown(factor, unknown):
+    """The whole interval spans `factor`; the ratio and the per cent of noise are both given, or neither is."""
+    half = math.log(factor) / 2
+    estimate = Estimate(0.0, half, half, None, None)
+    low, high = estimate.interval
+    if factor == 4.0:
+        assert (low, high) == (0.5, 2.0)  # exactly on the edge
+    said = _advice(estimate, 10, 20, 0.02)
+    found = row("c", "inconclusive", speedup=1.0, ci_low=low, ci_high=high)
+    shown = Comparison([found], baseline(), 0.02, 6).cells()[2][2]
+    assert (shown == "-") is unknown
+    assert ("the ratio itself is unknown" in said) is unknown and ("±" in said) is not unknown
+    assert unknown_ratio({"verdict": found.verdict, "ci_low": low, "ci_high": high}) is unknown
+    assert not row("c", ci_low=low, ci_high=high).ratio_unknown  # it is faster all the same

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..unknown_ratio import is_unknown
 from .parameters import declared
 from .presets import shipped_values
 from .run import Outcome, rows_between
@@ -20,7 +21,6 @@ from .run import Outcome, rows_between
 RESULTS = Path(__file__).resolve().parents[2] / "data" / "results"
 WIDTH = 80
 NONE = "—"
-UNKNOWN_RATIO = 4.0  # as in utils.timing.results, which imports torch; a test compares the two
 NOT_THE_POINT = ("device", "rows", "seed")  # parameters that leave a point what it is
 VALID = ("faster", "slower", "equivalent", "inconclusive")  # verdicts that come with a speed-up
 
@@ -86,10 +86,9 @@ def speedup_text(row: Mapping | None) -> str:
 
 
 def unknown_ratio(row: Mapping) -> bool:
-    """Did the noise leave the ratio itself unknown? Its warnings say so, or its interval is too wide."""
-    low, high = row.get("ci_low"), row.get("ci_high")
-    wide = isinstance(low, (int, float)) and isinstance(high, (int, float)) and (low <= 0 or high / low > UNKNOWN_RATIO)
-    return "the ratio itself is unknown" in str(row.get("warnings")) or (wide and row.get("verdict") == "inconclusive")
+    """Did the noise leave the ratio itself unknown? An end of the interval that is no number counts as none."""
+    ends = (row.get("ci_low"), row.get("ci_high"))
+    return is_unknown(row.get("verdict"), *(end if isinstance(end, (int, float)) else None for end in ends))
 
 
 def same_answer(row: Mapping | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..unknown_ratio import is_unknown
 from . import statistics
 from .builders import fixed
 from .contender import Contender, Settings
@@ -88,13 +89,13 @@ def _row(
         warnings.append(_advice(estimate, n_rounds, needed, margin))
     if resolution := resolution_warning(c.samples, c.calls, settings.mode):
         warnings.append(resolution)
-    half = estimate.halfwidth
+    ci_low, ci_high = estimate.interval
     return ComparisonRow(
         **common,
         verdict=verdict,
         speedup=math.exp(estimate.center),
-        ci_low=None if half is None else math.exp(estimate.center - half),
-        ci_high=None if half is None else math.exp(estimate.center + half),
+        ci_low=ci_low,
+        ci_high=ci_high,
         median_s=float(np.median(c.samples)),
         n_rounds=n_rounds,
         n_eff=sum(r.n_eff for r in c.replicates),
@@ -113,7 +114,7 @@ def _row(
 def _advice(estimate: statistics.Estimate, n_rounds: int, needed: int | None, margin: float) -> str:
     if estimate.halfwidth is None:
         return "too_few_rounds: no interval from so few rounds; give more replicates or min_run_time"
-    if estimate.halfwidth > 1:
+    if is_unknown("inconclusive", *estimate.interval):
         return f"noise_exceeds_effect: the ratio itself is unknown after {n_rounds} rounds; is the machine busy?"
     noise, factor = 100 * math.expm1(estimate.halfwidth), needed / n_rounds
     lever = "replicates" if estimate.halfwidth == estimate.between_halfwidth else "min_run_time"

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..unknown_ratio import is_unknown
+
 WIDTH = 80
 UNPROVEN = ("invalid", "error")  # verdicts that print no speed-up
-UNKNOWN_RATIO = 4.0  # an interval that is wider, from end to end, names no ratio
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,8 +93,7 @@ class ComparisonRow:
     @property
     def ratio_unknown(self) -> bool:
         """Did noise leave the ratio itself unknown? Then tables show the interval alone: no point of it means more."""
-        wide = self.ci_low is not None and self.ci_high is not None and self.ci_high > UNKNOWN_RATIO * self.ci_low
-        return self.verdict == "inconclusive" and wide
+        return is_unknown(self.verdict, self.ci_low, self.ci_high)
 
 
 @dataclass(frozen=True, repr=False)

@@ -91,6 +91,13 @@ class Estimate:
     between_halfwidth: float | None
     between_sd: float | None
 
+    @property
+    def interval(self) -> tuple[float, float] | tuple[None, None]:
+        """Both ends as ratios."""
+        if self.halfwidth is None:
+            return None, None
+        return math.exp(self.center - self.halfwidth), math.exp(self.center + self.halfwidth)
+
 
 def t_halfwidth(values: np.ndarray, confidence: float) -> float:
     """Half-width of Student's interval of the mean of `values` [K], K >= 2."""
