@@ -1,5 +1,6 @@
 """The pieces around a sample: blocks of calls, flushes, warm-up. Exact, on a clock that only moves when told."""
 
+import gc
 import sys
 import types
 from types import SimpleNamespace
@@ -51,6 +52,44 @@ def test_a_latency_sample_is_the_mean_of_its_calls(calls, made):
     call, timer, seen = spending(3.0)
     sample = clock.sampler(call, mode="latency", cache="hot", calls=calls, timer=timer, threads=1)
     assert sample() == 3.0 and len(seen) == made
+
+
+@pytest.mark.parametrize("cache", ["hot", "cold"])
+@pytest.mark.parametrize("on", [True, False])
+def test_no_garbage_is_collected_in_a_sample_of_one_call(monkeypatch, cache, on):
+    seen = []
+    monkeypatch.setattr(clock, "flusher", lambda accelerator: lambda: seen.append(gc.isenabled()))
+
+    def call():
+        seen.append(gc.isenabled())
+        if len(seen) > 2:
+            raise RuntimeError
+
+    sample = clock.sampler(call, mode="latency", cache=cache, calls=1, timer=FakeClock(), threads=1)
+    (gc.enable if on else gc.disable)()
+    try:
+        sample()
+        assert gc.isenabled() is on and seen[-1] is False and seen[:-1] == [on] * (cache == "cold")
+        with pytest.raises(RuntimeError):
+            for _ in range(3):
+                sample()
+        assert gc.isenabled() is on
+    finally:
+        gc.enable()
+
+
+def test_only_the_call_lies_between_the_readings_of_the_clock():
+    """What a sample does besides takes no simulated time, and a result is dropped before the clock is read again."""
+    timer = FakeClock()
+
+    class Result:
+        def __del__(self):
+            timer.spend(5.0)
+
+    sample = clock.sampler(
+        lambda: (timer.spend(2.0), Result())[1], mode="latency", cache="hot", calls=1, timer=timer, threads=1
+    )
+    assert [sample() for _ in range(3)] == [7.0] * 3
 
 
 def test_a_cold_sample_is_one_call_after_a_flush(monkeypatch):

@@ -1,6 +1,7 @@
-"""Samples: how one number of seconds is taken. The clocks and loops are those of torch, timeit and triton.
+"""Samples: how one number of seconds is taken. Clocks and loops over calls are those of torch, timeit and triton.
 
-- latency: one call, the device idle before and after. timeit.Timer with torch's timer, which waits for the accelerator.
+- latency: one call, the device idle before and after, read with torch's timer, which waits for the accelerator. Blocks
+  of short calls: timeit.Timer.
 - throughput: calls back to back, divided by their number; waits only at the ends. torch.utils.benchmark.Timer.
 - device: time on the GPU between events, L2 flushed before every call. triton.testing.do_bench.
 """
@@ -8,6 +9,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import timeit
 from collections.abc import Callable
@@ -25,7 +27,7 @@ Sample = Callable[[], float]  # seconds per call
 
 BLOCK_SECONDS = 2e-4  # a latency sample of a fast function; longer blocks swallow pre-emptions, shorter ones the clock
 THROUGHPUT_SECONDS = 1e-2
-CLOCK_SECONDS = 3e-7  # cost of one timeit.Timer.timeit(1) on a machine of today
+CLOCK_SECONDS = 3e-7  # cost of one sample of nothing on a machine of today
 FLUSH_MIN_BYTES = 64 * 2**20
 FLUSH_MIN_BYTES_CUDA = 256 * 2**20
 WARMUP_ACCELERATOR = ((1e-3, 0.1), (1e-2, 1.0), (math.inf, 3.0))  # (call shorter than, seconds)
@@ -76,18 +78,38 @@ def sampler(call: Callable[[], Any], *, mode: str, cache: str, calls: int, timer
     if mode == "throughput":
         block = benchmark.Timer("call()", globals={"call": call}, timer=timer, num_threads=threads)
         return lambda: block.timeit(calls).median
-    timeit_once = timeit.Timer(call, timer=timer).timeit
     if cache == "cold":
-        flush = flusher(on_accelerator())
+        flush, cold_call = flusher(on_accelerator()), one_call(call, timer)
 
         def cold_sample() -> float:
             flush()
-            return timeit_once(1)
+            return cold_call()
 
         return cold_sample
     if calls == 1:
-        return functools.partial(timeit_once, 1)
-    return lambda: timeit_once(calls) / calls
+        return one_call(call, timer)
+    block = timeit.Timer(call, timer=timer).timeit
+    return lambda: block(calls) / calls
+
+
+def one_call(call: Callable[[], Any], timer: Clock) -> Sample:
+    """A sample of one call, without garbage collection: timeit.Timer.timeit(1) less its loop over one call.
+
+    The loop would cost more than the two readings of the clock, and part of it would lie between them.
+    """
+
+    def sample() -> float:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            start = timer()
+            call()
+            return timer() - start
+        finally:
+            if collecting:
+                gc.enable()
+
+    return sample
 
 
 def _device_sample(call: Callable[[], Any]) -> float:
