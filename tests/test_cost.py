@@ -48,6 +48,13 @@ def test_attention_on_the_cpu_is_not_free(mask):
     assert not [name for name in found.uncounted if "attention" in name]
 
 
+def test_attention_of_a_backend_that_brings_its_own_is_not_free():
+    """No released backend has this kernel; on meta tensors the operator runs without one."""
+    q, k = torch.zeros(2, 4, 16, 8, device="meta"), torch.zeros(2, 4, 24, 8, device="meta")
+    found = count_flops(torch.ops.aten._scaled_dot_product_fused_attention_overrideable, q, k, k)
+    assert found.total == 2 * 2 * (2 * 4 * 16 * 24 * 8) and found.uncounted == []
+
+
 def test_a_convolution_and_its_linear_form_cost_the_same():
     conv = nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4), bias=False)
     patches = torch.zeros(5, 96)
@@ -111,6 +118,9 @@ def test_what_a_call_reaches():
     assert list(flop_count.reachable(3, "x", int)) == []
     empty = (lambda: (lambda: later, None)[0])()  # noqa: F821
     assert empty in list(flop_count.reachable(empty))
+    made = {"there": module}
+    exec("def without_module(): return there", made)  # its __module__ is None
+    assert any(item is module for item in flop_count.reachable(made["without_module"]))
 
 
 class Runs:
@@ -268,8 +278,8 @@ def test_the_profiler_writes_nothing():
 def test_on_cuda_the_peak_is_taken_above_the_start_and_after_a_first_call(monkeypatch):
     calls, state = [], {"allocated": 100, "peak": 5000, "reserved": 200, "peak_reserved": 7000}
 
-    def fn():
-        calls.append("call")
+    def fn(*args, **kwargs):
+        calls.append(("call", args, kwargs))
         state["peak"] = max(state["peak"], state["allocated"] + 192)
         state["peak_reserved"] = max(state["peak_reserved"], state["reserved"] + 256)
         return torch.ones(4)
@@ -293,9 +303,10 @@ def test_on_cuda_the_peak_is_taken_above_the_start_and_after_a_first_call(monkey
     for name, replacement in fake.items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     monkeypatch.setattr(cost, "pick_device", torch.device)
-    found = peak_memory(fn, device="cuda:1")
+    found = peak_memory(fn, 3, device="cuda:1", size=4)
     assert (found.peak_bytes, found.reserved_bytes, found.output_bytes, found.device) == (192, 256, 16, "cuda:1")
-    assert calls == ["call", ("sync", 1), ("reset", 1), "call", ("sync", 1)]
+    call = ("call", (3,), {"size": 4})
+    assert calls == [call, ("sync", 1), ("reset", 1), call, ("sync", 1)]
 
 
 def elsewhere(name="cuda:0"):
@@ -350,7 +361,7 @@ def test_outputs_of_other_layouts_and_views_have_a_size():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_three_tensors_of_64_mib_on_cuda():
     x = torch.ones(16 * MIB, device="cuda")
-    found = peak_memory(lambda: (x + 1) + (x + 2))
+    found = peak_memory(lambda x, *, far: (x + 1) + (x + far), x, far=2)
     assert found.device.startswith("cuda") and abs(found.peak_bytes - 192 * MIB) <= MIB
 
 

@@ -283,6 +283,12 @@ def test_nan_and_inf_at_equal_places_are_allowed_and_said():
     assert not check_equivalence(with_value(float("nan"), (0, 0)), with_value(float("nan"), (1, 1)))
 
 
+def test_two_notes_on_one_tensor_are_both_said():
+    both = with_value(float("nan"))
+    found = check_equivalence(both.bfloat16(), both)
+    assert "1 of 30 values are NaN or inf in both" in found.reason and "bfloat16 against float32" in found.reason
+
+
 def test_a_non_finite_value_is_named_before_a_larger_finite_error():
     wrong = with_value(float("nan"))
     wrong[0, 0] = 1e30

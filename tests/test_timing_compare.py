@@ -985,6 +985,16 @@ def test_tolerances_reach_the_check():
     assert one(lambda x: x * 2.02).verdict == "invalid" and one(lambda x: x * 2 + 0.01).verdict == "invalid"
 
 
+@pytest.mark.parametrize("atol, verdict", [(0.0, "invalid"), (1e-5, "faster")])
+def test_a_given_tolerance_also_holds_beside_a_reference(atol, verdict):
+    """Off by 1.05e-4 of 1: beyond rtol=1e-4 alone, within it and the atol that is the default of float32."""
+    machine = Machine()
+    baseline = machine.builder(1e-3, lambda x: x / x)
+    off = machine.builder(5e-4, lambda x: x / x + 1.05e-4)
+    given = {"make_inputs": lambda i: (torch.arange(1.0, 9.0) + i,), "reference": lambda: lambda x: x / x}
+    assert run(machine, baseline, {"c": off}, rtol=1e-4, atol=atol, **given)["c"].verdict == verdict
+
+
 def test_nondeterministic_contenders_may_be_allowed():
     machine, baseline = quiet()
     count = []

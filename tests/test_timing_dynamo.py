@@ -270,6 +270,24 @@ def test_backends_of_different_contenders_differ():
     assert plain == torch._TorchCompileInductorWrapper("default", None, None)
 
 
+def test_a_backend_gets_the_arguments_it_is_made_with():
+    with DynamoWatch() as watch, watch.building(1):
+        made = torch._TorchCompileInductorWrapper(mode="default", options={"max_autotune": True}, dynamic=True)
+    assert made.dynamic is True and made.config["max_autotune"] is True
+
+
+def test_code_of_the_session_that_no_contender_ran_is_kept():
+    """Half of the limit is where code of the session that a contender shared is emptied."""
+    mine, x = torch.compile(lambda x, n: x + n, backend="eager", dynamic=False), torch.rand(4)
+    for n in range(torch._dynamo.config.recompile_limit // 2):
+        mine(x, n)
+    with DynamoWatch():
+        pass
+    before = frames()
+    mine(x, 0)
+    assert frames() == before
+
+
 def test_compiled_functions_are_recognised():
     compiled = torch.compile(net(), backend="eager")
     method = net()

@@ -172,6 +172,12 @@ def test_ranks_are_stretched_from_n_eff_to_n(n_eff, ends):
     assert statistics.order_interval(np.arange(1.0, 21.0), 0.95, 5.9) is None
 
 
+def test_the_smallest_sample_with_an_interval_spans_it():
+    values = np.array([4.0, 1.0, 6.0, 2.0, 5.0, 3.0])
+    assert statistics.order_interval(values, 0.95) == (1.0, 6.0)
+    assert statistics.order_interval(values[:5], 0.95) is None
+
+
 def test_confidence_sets_the_ranks():
     values = np.arange(1.0, 101.0)
     assert statistics.order_interval(values, 0.5) == (47.0, 54.0)

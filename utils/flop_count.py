@@ -130,7 +130,7 @@ def reachable(*roots: Any, depth: int = 4) -> Iterator[Any]:
         elif callable(item) and not isinstance(item, type):
             yield item
             code, inside = getattr(item, "__code__", None), [getattr(item, "__self__", None)]
-            if code is not None and not getattr(item, "__module__", "").startswith("torch."):
+            if code is not None and not (getattr(item, "__module__", None) or "").startswith("torch."):
                 inside += [cell.cell_contents for cell in item.__closure__ or () if _filled(cell)]
                 named = (item.__globals__.get(name) for name in code.co_names)
                 inside += [value for value in named if callable(value) or isinstance(value, torch.Tensor | list | dict)]

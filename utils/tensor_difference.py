@@ -115,7 +115,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _looser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    if a == b or not (a.is_floating_point or a.is_complex):
+    if a == b:
         return a
     return a if torch.finfo(a).eps >= torch.finfo(b).eps else b
 
