@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils import cliffs
+from utils import cliffs, op_profile
 from utils.op_profile import OUTSIDE, PYTHON, profile_operations
 
 X = torch.randn(6, 16)
@@ -36,6 +36,37 @@ def no_trials(monkeypatch):
     monkeypatch.setattr(cliffs, "measure_peaks", lambda *given: peaks)
     monkeypatch.setattr(cliffs, "try_out", None)
     monkeypatch.setattr(cliffs, "reproduce", None)
+
+
+FIRST, SECOND = ("0", "aten::addmm"), ("1", "aten::addmm")
+
+
+@pytest.mark.parametrize(
+    "passes, taken, seconds",
+    [
+        ([(0.01, 0.02), (0.01, 0.02), (0.01, 0.02)], 3, [(0.01, 0.01), (0.02, 0.02)]),
+        ([(9.00, 0.02), (0.01, 0.02), (0.01, 0.02)], 3, [(0.01, 0.01), (0.02, 0.02)]),  # a pause in the first pass
+        ([(9.00, 0.02), (0.01, 9.00), (0.01, 0.02)], 3, [(0.01, 0.01), (0.02, 0.02)]),  # two pauses, two lines
+        ([(9.00, 0.02), (7.00, 0.02), (0.01, 0.02)], 3, [(0.01, 7.00), (0.02, 0.02)]),  # the same line twice: it shows
+        ([(3.00, 0.02), (3.10, 0.02)], 2, [(3.00, 3.10), (0.02, 0.02)]),  # long, and both agree
+        ([(3.00, 0.02), (3.00, 0.90), (3.00, 0.02)], 3, [(3.00, 3.00), (0.02, 0.02)]),  # long, and a line does not
+        ([(3.00, 3.00), (9.00, 9.00), (3.00, 3.00)], 3, [(3.00, 3.00), (3.00, 3.00)]),
+    ],
+)
+def test_a_pause_of_the_machine_is_in_no_line(monkeypatch, passes, taken, seconds):
+    """Made-up times of two lines in each pass; a long call is timed again until two passes agree."""
+    left = iter(passes)
+
+    def timed(call, hooks, names, device):
+        call()
+        first, second = next(left)
+        return first + second, {FIRST: (first, 1), SECOND: (second, 1)}
+
+    monkeypatch.setattr(op_profile, "_timed_pass", timed)
+    found = profile_operations(lambda: model(X), model := nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)))
+    lines = {(r.path, r.op): (r.seconds, r.again) for r in found.rows}
+    assert [lines[FIRST], lines[SECOND]] == seconds and list(left) == passes[taken:]
+    assert found.total_s == sum(fastest for fastest, _ in seconds)
 
 
 def test_flops_and_bytes_by_module():

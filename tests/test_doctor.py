@@ -29,6 +29,37 @@ def test_the_report(place, capsys, inputs):
     assert "convolution" in out and "1 of 1 convolutions are matrix products" in out and err == ""
 
 
+CONV = ("0", "aten::convolution")
+QUICK, SLOW, PAUSE = 2e-5, 2e-4, 9.0  # of a line; the first is what each line of this model is expected to take
+
+
+@pytest.mark.parametrize(
+    "passes, first, suspects",
+    [
+        ([(QUICK, QUICK)] * 3, "one call", 0),
+        ([(PAUSE, QUICK), (QUICK, QUICK), (QUICK, QUICK)], "one call", 0),  # accuses nobody
+        ([(SLOW * 99, PAUSE), (SLOW * 99, QUICK), (SLOW * 99, QUICK)], "one call", 1),  # hides no cliff
+        ([(QUICK, QUICK), (SLOW, QUICK), (SLOW, QUICK)], "no verdict: repeated calls differ by 10.0x", 0),
+        ([(QUICK, QUICK), (SLOW, SLOW), (SLOW, SLOW)], "no verdict: repeated calls differ by 10.0x", 0),
+        ([(SLOW, SLOW)] * 3, "no verdict: everything took 5 times or more", 0),
+    ],
+)
+def test_a_busy_machine_accuses_nobody_and_clears_nobody(place, capsys, monkeypatch, passes, first, suspects):
+    left = iter(passes)
+
+    def timed(call, hooks, names, device):
+        conv, others = next(left)
+        lines = {(path, op): (others, 1) for path, ops in names.items() for op in ops}
+        lines[CONV] = (conv, 1)
+        return sum(seconds for seconds, _ in lines.values()), lines
+
+    monkeypatch.setattr("utils.op_profile._timed_pass", timed)
+    assert run_doctor("their_models:both") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(first) and " ".join(out.split()).count("suspect 1: * aten::convolution") == suspects
+    assert ("no suspect" in out) is (first == "one call" and not suspects)
+
+
 @pytest.mark.parametrize(
     "target, inputs, said",
     [

@@ -44,6 +44,7 @@ SHOWN = 0.005  # of the time: shorter lines are not printed
 LOOP_CALLS = 16  # calls of one kind of operation, in one call of the model, that make a loop
 LOOP_RATIO = 3.0
 LARGEST_SLOWDOWN = 5.0  # how much of a general slowness (a busy machine) is forgiven
+UNSTEADY = 2.0  # times between the two fastest calls of a line: then no time of this run is believed
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -51,9 +52,9 @@ HALF = (torch.float16, torch.bfloat16)
 class CliffRow:
     """One operation in one module, repeated layers together (`layers.*.mlp`).
 
-    seconds: in one call. expected_s: the least that the limits allow. share_of_time: of the whole call;
-    share_of_work: its expected time over that of all rows. share_of_limit: expected over real time (None without
-    counted work).
+    seconds: in one call; again: in the next fastest of the repeated calls. expected_s: the least that the limits allow.
+    share_of_time: of the whole call; share_of_work: its expected time over that of all rows. share_of_limit: expected
+    over real time (None without counted work).
     """
 
     path: str
@@ -67,6 +68,7 @@ class CliffRow:
     bytes: int
     share_of_limit: float | None
     dtype: torch.dtype | None
+    again: float
     worst: OpRow | None = None  # the longest of the rows that were put together
     members: tuple[CliffRow, ...] = ()  # where whole lines were put together: a loop, an island of a type
 
@@ -75,9 +77,10 @@ class CliffRow:
 class Suspect:
     """A row that takes far more of the time than of the work.
 
-    ratio: real over expected time, a general slowness of this run taken off. bound: Amdahl's, for the whole call when
-    this row took its expected time. remedy: what the cookbook knows, in words. trial: the other form against this
-    one on the same shapes, measured (None where no other form is known).
+    ratio: real over expected time, a general slowness of this run taken off. bound: Amdahl's, what the whole call would
+    gain if this row took its expected time; it is computed, no remedy is in it. remedy: what the cookbook knows, in
+    words. trial: the other form against this one, the operation alone on the same shapes, measured (None where no
+    other form is known).
     """
 
     row: CliffRow
@@ -90,23 +93,48 @@ class Suspect:
         row = self.row
         said = (
             f"{row.path or '(the model)'} {row.op}: {row.share_of_time:.1%} of the time for {row.share_of_work:.1%} "
-            f"of the work, {self.ratio:.1f}x its expected time. At most {self.bound:.2f}x overall. {self.remedy}"
+            f"of the work, {self.ratio:.1f}x its expected time. If it took its expected time, the whole call would be "
+            f"{self.bound:.2f}x as fast (Amdahl's bound: computed, not measured). {self.remedy}"
         )
-        return said if self.trial is None else f"{said} Measured on this shape: {self.trial}."
+        if self.trial is None:
+            return said
+        said += f" Measured, the operation alone on this shape: that form is {self.trial} as fast"
+        if self.trial.speedup is None or row.members:  # of several lines only the longest was measured
+            return f"{said}."
+        whole = 1 / (1 - row.share_of_time + row.share_of_time / self.trial.speedup)
+        return f"{said}; that alone makes the whole call about {whole:.2f}x as fast."
 
 
 @dataclass(frozen=True)
 class CliffReport:
-    """`rows`, longest first; `suspects`, worst first (empty for a healthy model); `total_s` of one call."""
+    """`rows`, longest first; `suspects`, worst first (empty for a healthy model); `total_s` of one call.
+
+    slowdown: real over expected time of the rest of the run. spread: times between the two fastest calls, of the line
+    where they differ most (see `doubt`).
+    """
 
     rows: list[CliffRow]
     suspects: list[Suspect]
     total_s: float
     limits: str
     slowdown: float
+    spread: float = 1.0
+
+    @property
+    def doubt(self) -> str:
+        """Why these times cannot say that the rest is healthy; empty when they can."""
+        if self.spread >= UNSTEADY:
+            return f"repeated calls differ by {self.spread:.1f}x, the machine was busy."
+        if self.slowdown >= LARGEST_SLOWDOWN:
+            return f"everything took {self.slowdown:.0f} times or more what the limits allow, is the machine busy?"
+        return ""
 
     def __str__(self) -> str:
-        lines = textwrap.wrap(f"one call {self.total_s * 1e3:.1f} ms; limits: {self.limits}", 80)
+        lines = []
+        if self.doubt:
+            head, hidden = ("no verdict beyond the suspects", "another") if self.suspects else ("no verdict", "a")
+            lines += textwrap.wrap(f"{head}: {self.doubt} That can hide {hidden} cliff. Run it again.", 80)
+        lines += textwrap.wrap(f"one call {self.total_s * 1e3:.1f} ms; limits: {self.limits}", 80)
         lines.append(f"{'ms':>9} {'time':>6} {'work':>6} {'GFLOP':>8} {'MB':>8} {'limit':>6}  operation")
         for row in [r for r in self.rows[:12] if r.share_of_time >= SHOWN]:
             limit = "-" if row.share_of_limit is None else f"{min(row.share_of_limit, 9.99):.0%}"
@@ -117,14 +145,8 @@ class CliffReport:
             )
         for number, suspect in enumerate(self.suspects, 1):
             lines += textwrap.wrap(f"suspect {number}: {suspect}", 80, subsequent_indent="  ")
-        if not self.suspects:
+        if not self.suspects and not self.doubt:
             lines.append("no suspect: no line takes far more of the time than of the work")
-        if self.slowdown >= LARGEST_SLOWDOWN:
-            lines += textwrap.wrap(
-                f"everything took {self.slowdown:.0f} times or more what the limits allow, and that can hide a cliff: "
-                "is the machine busy? Run it again.",
-                80,
-            )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -132,8 +154,9 @@ class CliffReport:
 
 
 def find(model: nn.Module | Callable, *inputs: Any, **kwargs: Any) -> CliffReport:
-    """Run `model(*inputs, **kwargs)` about four times without gradients, and report where its time goes.
+    """Run `model(*inputs, **kwargs)` without gradients, and report where its time goes.
 
+    Four calls: one to count, three to time (two where they are long and agree); of each line the fastest counts.
     model: a module, or a bound method of one (`model.generate`). The inputs must allow several calls: give no cache
     that a call fills. Ambient inference mode and autocast hold. No hook stays behind, whatever happens.
 
@@ -174,7 +197,8 @@ def judge(
         if suspect is not None:
             suspects.append(suspect)
     suspects.sort(key=lambda s: -s.bound)
-    return CliffReport(rows, suspects, found.total_s, str(peaks[torch.float32]), _slowdown(rows))
+    limits, spread = str(peaks[torch.float32]), _spread(rows, found.total_s)
+    return CliffReport(rows, suspects, found.total_s, limits, _slowdown(rows), spread)
 
 
 def _grouped(found: OpProfile, peaks: dict[torch.dtype, MachinePeaks]) -> list[CliffRow]:
@@ -193,7 +217,7 @@ def _grouped(found: OpProfile, peaks: dict[torch.dtype, MachinePeaks]) -> list[C
         rows.append(
             CliffRow(
                 path, op, sum(row.calls for row in members), seconds, expected, seconds / total,
-                expected / all_work, flops, moved, limit, worst.dtype, worst,
+                expected / all_work, flops, moved, limit, worst.dtype, sum(row.again for row in members), worst,
             )
         )  # fmt: skip
     return sorted(rows, key=lambda row: -row.seconds)
@@ -242,6 +266,12 @@ def _slowdown(rows: list[CliffRow], without: CliffRow | None = None) -> float:
     return min(max(middle, 1.0), LARGEST_SLOWDOWN)
 
 
+def _spread(rows: list[CliffRow], total_s: float) -> float:
+    """Times between the two fastest calls: of the whole, or of a line for which that is worth a look."""
+    lines = [(row.seconds, row.again) for row in rows] + [(total_s, sum(row.again for row in rows))]
+    return max((b / a for a, b in lines if a and b - a >= MIN_SHARE * total_s), default=1.0)
+
+
 def _compared(row: CliffRow, rows: list[CliffRow], found: OpProfile) -> tuple[float, float]:
     """(real over expected time, Amdahl's bound), both with the slowness of the rest of the run taken off."""
     expected = row.expected_s * _slowdown(rows, without=row)
@@ -278,7 +308,7 @@ def _suspect(
 
 def _together(members: list[CliffRow], path: str, op: str) -> CliffRow:
     """One row for several; its worst is the longest of theirs."""
-    added = ("calls", "seconds", "expected_s", "share_of_time", "share_of_work", "flops", "bytes")
+    added = ("calls", "seconds", "again", "expected_s", "share_of_time", "share_of_work", "flops", "bytes")
     first = max(members, key=lambda row: row.seconds)
     sums = {name: sum(getattr(row, name) for row in members) for name in added}
     return replace(first, path=path, op=op, members=tuple(members), **sums)
