@@ -40,6 +40,102 @@ def test_the_technique_keeps_tables_and_halves_the_rest(technique):
     assert technique["to_sixteen"](model, torch.float16, keep=())[0].inv_freq.dtype is torch.float16
 
 
+def test_a_table_that_two_modules_share_stays_exact_in_both(technique):
+    model = nn.Sequential(Rotary(), Rotary())
+    model[1].inv_freq = model[0].inv_freq
+    small = technique["to_sixteen"](model)
+    for module in small:
+        assert torch.equal(module.inv_freq, model[0].inv_freq) and module.inv_freq.dtype is torch.float32
+    assert small[1].inv_freq is small[0].inv_freq is not model[0].inv_freq
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values:UserWarning", "ignore:Complex modules:UserWarning")
+@pytest.mark.parametrize("keep", [("inv_freq",), ()])
+def test_a_complex_table_keeps_its_imaginary_part(technique, keep):
+    model = nn.Sequential(Rotary())
+    model[0].register_buffer("freqs_cis", torch.polar(torch.ones(3), torch.tensor([0.0, 1.0, 2.0])))
+    small = technique["to_sixteen"](model, keep=keep)
+    assert torch.equal(small[0].freqs_cis, model[0].freqs_cis) and small[0].freqs_cis.dtype is torch.complex64
+    assert small[0].inv_freq.dtype is (torch.float32 if keep else torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def rules():
+    names: dict = {}
+    exec(source_with(RECIPE, "def memory_rule"), names)
+    exec(source_with(RECIPE, "def both_halves"), names)
+    return names
+
+
+def made_up(baseline="float32", label="bfloat16", verdict="faster", low=2.5, high=3.5, device="cuda:0"):
+    """A row that never was measured."""
+    row = {"device": device, "device_name": device, "baseline_label": baseline, "label": label, "verdict": verdict}
+    return row | {"ci_low": low, "ci_high": high, "speedup": (low + high) / 2}
+
+
+@pytest.mark.parametrize(
+    "figures, verdict, said",
+    [
+        ((1000, 500, 0, 80, 40), "confirmed", "weights halve to the byte; the peak of a call does as well"),
+        ((1000, 500, 0, 80, 41), "refined", "weights halve to the byte; the peak of a call does not"),
+        (
+            (1000, 504, 8, 80, 40),
+            "refined",
+            "weights halve to the byte (but the kept tables); the peak of a call does a",
+        ),
+        ((1000, 504, 0, 80, 40), "refuted", "weights take 50% of the bytes"),
+        ((1000, 1000, 0, 80, 40), "refuted", "weights take 100% of the bytes"),
+    ],
+)
+def test_halving_the_memory_follows_its_rule(rules, figures, verdict, said):
+    found = rules["memory_rule"](*figures)
+    assert found[0] == verdict and found[1].startswith(said)
+
+
+@pytest.mark.parametrize(
+    "intervals, verdict",
+    [
+        ([(2.0, 3.0), (2.5, 4.0)], "confirmed"),
+        ([(2.0, 3.0), (1.4, 1.6)], "refined"),  # it depends on the float32 setting
+        ([(5.0, 6.0), (2.5, 3.5)], "refined"),
+        ([(5.0, 6.0), (4.5, 5.5)], "refined"),
+        ([(1.5, 2.1), (1.4, 1.6)], "refined"),
+        ([(1.5, 1.9), (0.9, 1.1)], "refuted"),
+    ],
+)
+def test_the_gain_on_tensor_cores_follows_its_rule(rules, intervals, verdict):
+    (a, b), (c, d) = intervals
+    rows = [made_up("float32", low=a, high=b), made_up("TF32", low=c, high=d)]
+    assert rules["tensor_core_rule"](rules["against_both"](rows))[0] == verdict
+
+
+def test_the_gain_on_tensor_cores_needs_a_card_and_both_kinds_of_float32(rules):
+    plain, tf32 = made_up("float32"), made_up("TF32")
+    assert rules["against_both"]([plain, tf32]) == [plain, tf32]
+    others = [made_up("float32", "TF32"), made_up("bfloat16", "float16"), made_up("float32", verdict="invalid")]
+    assert rules["against_both"]([plain, tf32, *others]) == [plain, tf32]
+    for rows in ([plain], [tf32], [plain, *others], [made_up("float32", device="cpu"), made_up("TF32", device="cpu")]):
+        assert rules["against_both"](rows) == []
+
+
+@pytest.mark.parametrize(
+    "verdicts, verdict",
+    [
+        ({"cuda:0": "equivalent"}, "confirmed"),
+        ({"cuda:0": "equivalent", "cpu": "equivalent"}, "confirmed"),
+        ({"cuda:0": "equivalent", "cpu": "slower"}, "refined"),
+        ({"cuda:0": "faster", "cpu": "slower"}, "refuted"),
+        ({"cuda:0": "equivalent", "cpu": "inconclusive"}, "confirmed"),  # an inconclusive row says nothing
+        ({"cuda:0": "inconclusive", "cpu": "slower"}, None),
+        ({"cpu": "equivalent"}, None),  # says nothing about a card
+    ],
+)
+def test_equal_speed_follows_its_rule(rules, verdicts, verdict):
+    rows = [made_up("bfloat16", "float16", found, device=device) for device, found in verdicts.items()]
+    chosen = rules["both_halves"]([*rows, made_up("float32", "float16")])
+    assert (rules["equal_rule"](chosen)[0] if chosen else None) == verdict
+
+
 def test_the_last_product_tells_near_words_apart(technique):
     hidden = torch.tensor([[[1.0, 1.0]]], dtype=torch.bfloat16)
     words = torch.tensor([[20.0, 0.0], [20.0, 0.0625]], dtype=torch.bfloat16)
@@ -100,6 +196,6 @@ def test_on_a_gpu(tmp_path):
     done, rows = run_whole(RECIPE, tmp_path, device="cuda", side=4096, length=1024)
     assert claims_in(done).keys() == CLAIMS
     big = {row["label"]: row for row in rows if row["case.side"] == 4096 and row["baseline_label"] == "float32"}
-    assert {"TF32", "bfloat16"} <= big.keys()
+    assert {"TF32", "bfloat16"} <= big.keys() and any(row["baseline_label"] == "TF32" for row in rows)
     for row in rows:
         assert row["device"].startswith("cuda") and row["same"] and row["driver"] and not row["error"], row
