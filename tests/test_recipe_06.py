@@ -102,6 +102,13 @@ def test_a_call_that_was_not_recorded_is_refused_in_one_line(record, inputs):
     assert step(torch.ones(4, 16)).equal(torch.full((4, 16), 2.0))
 
 
+def test_the_tensors_of_the_example_are_left_alone(record):
+    x = torch.zeros(3)
+    step = record(lambda x, y: x - y, x, x)
+    assert step(torch.ones(3), torch.full((3,), 5.0)).tolist() == [-4.0] * 3
+    assert x.tolist() == [0.0] * 3
+
+
 def test_two_inputs_are_not_exchanged(record):
     step = record(lambda x, y: x + y, torch.zeros(2, 3), torch.zeros(3))
     assert step(torch.ones(2, 3), torch.ones(3)).equal(torch.full((2, 3), 2.0))
