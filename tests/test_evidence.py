@@ -150,6 +150,13 @@ def test_exit_status(codes, status, monkeypatch, capsys, tmp_path):
     assert ("the same command goes on" in capsys.readouterr().out) == (status == 75)
 
 
+def test_without_a_card_it_says_what_it_is_for(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "NVIDIA GPU" in evidence_command.no_card() and "run RECIPE" not in evidence_command.no_card()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert evidence_command.no_card() == ""
+
+
 def test_list_runs_nothing(tmp_path, capsys):
     assert main(["evidence", "--list", "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()

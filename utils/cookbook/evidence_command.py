@@ -71,12 +71,10 @@ def evidence(
 
 
 def no_card() -> str:
-    """Why CUDA cannot be used here; empty where it can."""
+    """Why nothing can be recorded here; empty where torch can use a GPU."""
     import torch
 
-    from ..machine import missing
-
-    return "" if torch.cuda.is_available() else missing("cuda")
+    return "" if torch.cuda.is_available() else "evidence records an NVIDIA GPU, and torch can use none here"
 
 
 def tell(line: str) -> None:
