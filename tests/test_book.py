@@ -62,6 +62,28 @@ def test_every_page_loads_fits_a_phone_and_asks_nobody(site, browser):
 
 @needs_extra
 @needs_browser
+def test_what_is_cut_off_at_the_edge_of_a_phone_shows_it(site, browser):
+    browser.size(*PHONE)
+    seen = set()
+    for page in ("index", "claims", "guide", "notebooks/07_conv3d_to_linear", "notebooks/10_weight_only_int8"):
+        browser.open((site / f"{page}.html").as_uri())
+        seen |= set(
+            browser.run(
+                """[...document.querySelectorAll(".bd-article *")]
+                .filter(box => ["auto", "scroll"].includes(getComputedStyle(box).overflowX))
+                .filter(box => box.scrollWidth > box.clientWidth + 1)
+                .map(box => box.tagName + " " + getComputedStyle(box).backgroundAttachment)"""
+            )
+        )
+    assert {kind.split()[0] for kind in seen} >= {"PRE", "DIV"}  # code, and tables
+    assert {kind.partition(" ")[2] for kind in seen} == {"local, local, scroll, scroll, scroll"}, seen  # the shadows
+    cells = "[...document.querySelectorAll('.pst-scrollable-table-container :is(td, th)')]"
+    browser.open((site / "index.html").as_uri())
+    assert browser.run(f"{cells}.every(cell => getComputedStyle(cell).backgroundColor == 'rgba(0, 0, 0, 0)')")
+
+
+@needs_extra
+@needs_browser
 def test_recipes_show_their_figures_and_formulas(site, browser):
     for path in find_recipes():
         stored = sum(
