@@ -1,10 +1,13 @@
 """Specs of sweeps: what they mean, and that every mistake names its line before anything runs."""
 
+from types import SimpleNamespace
+
 import pytest
 from toy_recipes import toy
 
 from utils.cookbook.notebooks import resolve
 from utils.cookbook.sweep_spec import SWEEPS, load_spec
+from utils.cookbook.sweep_table import rows_of
 
 SHIPPED = sorted(path for path in SWEEPS.glob("*.yaml") if not path.name.endswith(".sky.yaml"))
 
@@ -141,3 +144,16 @@ def test_a_shipped_spec_fits_its_recipe(path, preset):
 
 def test_the_shipped_specs_are_those_that_people_asked_for():
     assert [path.stem for path in SHIPPED] == ["channels_last", "conv3d_to_linear", "cuda_graph", "kv_cache", "sdpa"]
+
+
+def test_other_layers_of_the_recipe_do_not_stand_for_a_point_of_conv3d_to_linear():
+    """Rows of one run of the recipe: the layer that is swept, its losing sizes, and other layers that gain more."""
+    spec = load_spec("conv3d_to_linear", resolve)
+    rows = [
+        {"label": "linear", "case.patches": 64, "case.dtype": "float32", "speedup": 4.0},
+        {"label": "linear", "case.patches": 16, "case.dtype": "float32", "speedup": 7.0},
+        {"label": "transformers", "case.patches": 64, "case.dtype": "float32", "speedup": 4.1},
+        {"label": "mean", "case.map": "80 x 128", "case.dtype": "float32", "speedup": 20.0},
+    ]
+    point = SimpleNamespace(parameters={"patches": 64, "dtype": "float32"})
+    assert rows_of(spec, point, rows) == rows[:1]
