@@ -38,6 +38,7 @@ def test_axes_have_what_was_asked_for():
     assert (ax.get_title("left"), ax.get_xlabel(), ax.get_ylabel()) == ("a title", "length", "bytes")
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     assert ax.xaxis.get_transform().base == 2 and ax.yaxis.get_transform().base == 10
+    assert ax.xaxis.get_major_formatter()(1024) == "1,024"  # and not 2 to the 10th
     assert tuple(fig.get_size_inches()) == (7, 3.6)
     assert axes("t", "x", "y")[1].get_xscale() == "linear"
 

@@ -72,7 +72,8 @@ def axes(
 ):
     """A new figure: (fig, ax), or (fig, array of axes side by side) when panels > 1.
 
-    `size` is in inches at 90 dots. `log` is per axis: False, True (base 10) or the base, for example 2.
+    `size` is in inches at 90 dots. `log` is per axis: False, True (base 10) or the base. With base 2,
+    the ticks are plain numbers (1,024 and not 2 to the 10th): sizes are known by them.
     """
     from matplotlib.figure import Figure
 
@@ -83,9 +84,11 @@ def axes(
     found = fig.subplots(1, panels, squeeze=False)[0]
     for ax in found:
         ax.set_xlabel(xlabel)
-        for base, scale in zip(log, (ax.set_xscale, ax.set_yscale), strict=True):
+        for base, scale, axis in zip(log, (ax.set_xscale, ax.set_yscale), (ax.xaxis, ax.yaxis), strict=True):
             if base:
                 scale("log", base=10 if base is True else base)
+            if base == 2:
+                axis.set_major_formatter("{x:,g}")
     found[0].set_ylabel(ylabel)
     found[0].set_title(title)
     return fig, (found[0] if panels == 1 else found)
