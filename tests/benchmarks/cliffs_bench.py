@@ -43,7 +43,8 @@ def planted(name: str) -> bool:
     state = "found" if found else "MISSED" if confirmed else "not found, not confirmed"
     hand = by_hand.verdict if by_hand.speedup is None else f"{by_hand.speedup:.1f}x"
     bound = f", bound {found[0].bound:.1f}x" if found else ""
-    print(f"{name:28} {state}{bound}; by hand {hand}; named besides: {others or 'nothing'}", flush=True)
+    doubt = f"; no verdict: {report.doubt}" if report.doubt else ""
+    print(f"{name:28} {state}{bound}; by hand {hand}; named besides: {others or 'nothing'}{doubt}", flush=True)
     return bool(found) or not confirmed
 
 
