@@ -212,3 +212,10 @@ def test_a_long_table_is_cut_on_a_terminal_and_whole_in_markdown(tmp_path):
     section = drift_section(merged(tmp_path, rows))
     assert "… and 10 more; --md has them all" in section.text() and "length=39" in section.text()
     assert "length=40" not in section.text() and "length=49" in section.markdown()
+
+
+def test_an_interval_that_names_no_ratio_is_not_printed(tmp_path):
+    noise = {"verdict": "inconclusive", "speedup": 2.06, "ci_low": 1e-9, "ci_high": 386976867519659.0}
+    failed = MEASURED | A100 | {"verdict": "invalid", "speedup": None, "ci_low": None, "ci_high": None}
+    section = drift_section(merged(tmp_path, [MEASURED | noise, failed]))
+    assert any(cell.endswith("inconclusive unknown") for cell in section.lines[0]) and "3869" not in str(section)

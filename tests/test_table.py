@@ -10,11 +10,13 @@ from utils.cookbook.table import (
     bytes_text,
     card,
     headline,
+    interval_text,
     results_table,
     same_answer,
     seconds_text,
     speedup_text,
     usual_rows,
+    wide_cells,
 )
 
 FAST = {"label": "linear", "speedup": 11.84, "verdict": "faster", "same": True, "rule": "bitwise", "ci_low": 11.2}
@@ -102,7 +104,9 @@ def test_wide_shows_every_row_in_full(outcomes, tmp_path):
 
 def test_a_ratio_that_noise_left_unknown_is_not_shown():
     row = {"verdict": "inconclusive", "speedup": 2.06, "ci_low": 0.55, "ci_high": 7.65}
-    assert speedup_text(row) == "—"
+    assert speedup_text(row) == "—" and interval_text(row) == "unknown" == wide_cells(row)[2]
+    assert interval_text(row | {"ci_low": 1.0, "ci_high": 3.0}) == "1–3" and interval_text(None) == "—"
+    assert interval_text(row | {"ci_low": None, "ci_high": None}) == "—" == interval_text(row | {"verdict": "invalid"})
     assert speedup_text(row | {"ci_low": 1.0, "ci_high": 3.0}) == "2.06x"
     assert speedup_text(row | {"ci_low": None, "ci_high": None}) == "2.06x" == speedup_text(row | {"ci_low": "low"})
 

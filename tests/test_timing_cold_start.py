@@ -568,6 +568,7 @@ def test_the_interval_comes_from_both():
         ((8.0, 0.0), (0.9, 0.8, 0.95), (None, None, None), "never pays"),
         ((8.0, 0.0), (0.99, 0.9, 1.25), (None, 40_000, None), "may never pay [40,000, never]"),
         ((1.0, 2.0), (1.5, 1.2, 2.0), (0, 0, 0), "pays after 0 calls [0, 0]"),
+        ((5e-4, 0.0), (2.0, 2.0, 2.0), (1, 1, 1), "pays after 1 call [1, 1]"),
         ((1.0, 1.0), (1.0, 1.0, 1.0), (0, 0, 0), "pays after 0 calls"),
     ],
 )

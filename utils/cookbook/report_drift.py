@@ -11,6 +11,7 @@ import math
 
 import pandas as pd
 
+from ..unknown_ratio import UNKNOWN
 from .report import (
     MOST,
     Section,
@@ -24,7 +25,7 @@ from .report import (
     with_ratios,
 )
 from .report_rows import described
-from .table import NONE, VALID
+from .table import NONE, VALID, unknown_ratio
 
 SURE = ("faster", "slower", "equivalent")  # what a later run may contradict
 # What is looked at of a row.
@@ -170,6 +171,8 @@ def _seen(row: dict) -> str:
     text = f"{row['machine']}: {row['verdict']}"
     if row["verdict"] not in VALID:
         return text
+    if unknown_ratio(row):
+        return f"{text} {UNKNOWN}"
     low, high = row.get("ci_low"), row.get("ci_high")
     interval = f" [{low:.3g}, {high:.3g}]" if low is not None and high is not None and low == low else ""
     return f"{text} {times(row['speedup']) if row['speedup'] is not None else NONE}{interval}"

@@ -15,7 +15,7 @@ from .notebooks import shown_path
 from .run import Outcome
 from .sweep_points import Point, failed_before, read_done, short, time_left, time_text
 from .sweep_spec import Spec
-from .table import NONE, WIDTH, headline, render, same_answer, speedup_text, verdict_text
+from .table import NONE, WIDTH, headline, interval_text, render, same_answer, speedup_text, verdict_text
 
 
 @dataclass
@@ -98,10 +98,8 @@ def results_of(spec: Spec, results: list[Result], out: Path, rows_file: Path, co
             unfit += not any(all(one.get(k) == v for k, v in spec.show.items()) for one in done["rows"])
             shown = speedup_text(row)
             unmarked |= not marked
-            low, high = (row or {}).get("ci_low"), (row or {}).get("ci_high")
-            interval = f"{low:.3g}–{high:.3g}" if shown != NONE and low is not None and high is not None else NONE
             took = time_text(done["seconds"]) if done.get("seconds") else NONE
-            cells = [shown + "*" * (not marked), interval, same_answer(row), verdict_text(row), took]
+            cells = [shown + "*" * (not marked), interval_text(row), same_answer(row), verdict_text(row), took]
         table.add_row(*map(Text, (*_values(spec, result.point), *cells)))
     notes = ["* the best valid row of several: the notebook marks none as its headline"] if unmarked else []
     if unfit:

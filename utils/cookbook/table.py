@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..unknown_ratio import is_unknown
+from ..unknown_ratio import UNKNOWN, is_unknown
 from .parameters import declared
 from .presets import shipped_values
 from .run import Outcome, rows_between
@@ -89,6 +89,15 @@ def unknown_ratio(row: Mapping) -> bool:
     """Did the noise leave the ratio itself unknown? An end of the interval that is no number counts as none."""
     ends = (row.get("ci_low"), row.get("ci_high"))
     return is_unknown(row.get("verdict"), *(end if isinstance(end, (int, float)) else None for end in ends))
+
+
+def interval_text(row: Mapping | None) -> str:
+    """Such as "11.2–12.5"; "unknown" where noise left the ratio unknown; — without a speed-up or an interval."""
+    if row and unknown_ratio(row):
+        return UNKNOWN
+    low, high = (row or {}).get("ci_low"), (row or {}).get("ci_high")
+    known = speedup_text(row) != NONE and low is not None and high is not None
+    return f"{low:.3g}–{high:.3g}" if known else NONE
 
 
 def same_answer(row: Mapping | None) -> str:
@@ -167,8 +176,6 @@ def _wide(outcomes: list[Outcome], results: Path | None) -> str:
 def wide_cells(row: Mapping) -> list[str]:
     """Candidate, speed-up, interval, verdict, same answer?, times, memory, share of the limit, set-up, break-even."""
     shown = speedup_text(row)
-    low, high = row.get("ci_low"), row.get("ci_high")
-    interval = f"{low:.3g}–{high:.3g}" if shown != NONE and low is not None and high is not None else NONE
     case = " ".join(f"{k.removeprefix('case.')}={v}" for k, v in row.items() if k.startswith("case."))
     label = f"{row.get('label') or NONE}{f' ({case})' if case else ''}"
     rule = f"{same_answer(row)} ({row['rule']})" if row.get("rule") else same_answer(row)
@@ -177,7 +184,7 @@ def wide_cells(row: Mapping) -> list[str]:
         memory += f" of {bytes_text(row['baseline_peak_bytes'])}"
     share = f"{row['share_of_limit']:.0%}" if row.get("share_of_limit") is not None else NONE
     times = [seconds_text(row.get("median_s")), seconds_text(row.get("baseline_median_s"))]
-    return [label, shown, interval, verdict_text(row), rule, *times, memory, share, *setup_cells(row)]
+    return [label, shown, interval_text(row), verdict_text(row), rule, *times, memory, share, *setup_cells(row)]
 
 
 def setup_cells(row: Mapping) -> list[str]:

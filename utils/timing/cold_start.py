@@ -256,7 +256,7 @@ class BreakEven:
         low, high = ("never" if n is None else f"{n:,}" for n in (self.calls_low, self.calls_high))
         if self.calls is None:
             return f"may never pay [{low}, {high}]"
-        return f"pays after {self.calls:,} calls [{low}, {high}]"
+        return f"pays after {self.calls:,} call{'s' * (self.calls != 1)} [{low}, {high}]"
 
 
 def break_even(cold_candidate: ColdStart | float, cold_baseline: ColdStart | float, row: ComparisonRow) -> BreakEven:

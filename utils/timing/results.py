@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..unknown_ratio import is_unknown
+from ..unknown_ratio import UNKNOWN, is_unknown
 
 WIDTH = 80
 UNPROVEN = ("invalid", "error")  # verdicts that print no speed-up
@@ -92,7 +92,7 @@ class ComparisonRow:
 
     @property
     def ratio_unknown(self) -> bool:
-        """Did noise leave the ratio itself unknown? Then tables show the interval alone: no point of it means more."""
+        """Did noise leave the ratio itself unknown? Then tables show neither the ratio nor the interval."""
         return is_unknown(self.verdict, self.ci_low, self.ci_high)
 
 
@@ -156,7 +156,7 @@ class Comparison:
                 row.label,
                 seconds(row.median_s) if proven else "-",
                 f"{row.speedup:.{digits(row.speedup)}f}x" if known else "-",
-                interval(row.ci_low, row.ci_high) if proven else "-",
+                interval_of(row) if proven else "-",
                 row.verdict,
                 rule or "-",
             ]
@@ -222,6 +222,11 @@ def interval(low: float | None, high: float | None) -> str:
     if high - low < 0.02 and high < 10:
         return f"[{low:.3f}, {high:.3f}]"
     return f"[{low:.{digits(low)}f}, {high:.{digits(high)}f}]"
+
+
+def interval_of(row: ComparisonRow) -> str:
+    """The interval of a row, or the sign for a ratio that noise left unknown."""
+    return UNKNOWN if row.ratio_unknown else interval(row.ci_low, row.ci_high)
 
 
 def percent(share: float | None) -> str:
