@@ -110,8 +110,8 @@ def test_bytes_of_the_full_model_in_closed_form():
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (dict(slots=0), "slots is 0; expected at least 1"),
-    (dict(slots=4, weights="int4"), "weights is 'int4'; expected one of float, int8"),
-    (dict(slots=4, how="fast"), "how is 'fast'; expected one of eager, compile, aot"),
+    (dict(slots=4, weights="int4"), "weights is 'int4'; expected one of float, int8; nearest: 'int8'"),
+    (dict(slots=4, how="aott"), "how is 'aott'; expected one of eager, compile, aot; nearest: 'aot'"),
 ])  # fmt: skip
 def test_a_wrong_name_is_refused(model, arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -129,3 +129,28 @@ def test_bad_input_is_refused_before_any_write(model, prompt, new_tokens, messag
     with pytest.raises(ValueError, match=message):
         fast.generate(prompt, new_tokens)
     assert all(kept.count_nonzero() == 0 for kept in fast.cache)
+
+
+@pytest.mark.parametrize(("prompt", "new_tokens", "error", "message"), [
+    ([1.7, 2.2], 1, TypeError, r"prompt is \[1.7, 2.2\]; expected whole numbers"),
+    ([True], 1, TypeError, r"prompt is \[True\]; expected whole numbers"),
+    ("hello", 1, TypeError, "prompt is 'hello'; expected whole numbers"),
+    (3, 1, ValueError, r"prompt 3 has shape \(\); expected \[length\]"),
+    ([[1, 2]], 1, ValueError, r"has shape \(1, 2\); expected \[length\]"),
+    ([1], 1.0, TypeError, "new_tokens is 1.0; expected a whole number"),
+])  # fmt: skip
+def test_another_kind_of_prompt_or_count_is_refused_before_any_write(model, prompt, new_tokens, error, message):
+    fast = FastGPT(model, 8, how="eager")
+    with pytest.raises(error, match=message):
+        fast.generate(prompt, new_tokens)
+    if new_tokens == 1 and isinstance(new_tokens, int):
+        with pytest.raises(error, match=message):
+            fast.prefill(prompt)
+    assert all(kept.count_nonzero() == 0 for kept in fast.cache)
+
+
+def test_another_kind_of_model_or_slots_is_refused(model):
+    with pytest.raises(TypeError, match="model is None; expected a GPT"):
+        FastGPT(None, 8, how="eager")
+    with pytest.raises(TypeError, match=r"slots is 8\.5; expected a whole number"):
+        FastGPT(model, 8.5, how="eager")

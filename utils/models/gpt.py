@@ -7,17 +7,34 @@ are the functions to import. Every public function looks at its arguments before
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def short(value: object) -> str:
+    """What to show of a wrong value: one line of at most 60 characters."""
+    return " ".join(repr(value).split())[:60]
+
+
+def whole(name: str, value: int, at_least: int | None = None) -> None:
+    """TypeError where `value` is no whole number, ValueError where it is below `at_least`; one line each."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} is {short(value)}; expected a whole number")
+    if at_least is not None and value < at_least:
+        raise ValueError(f"{name} is {value}; expected {'0 or more' if at_least == 0 else f'at least {at_least}'}")
+
+
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT. The defaults are the full model: exactly 11,389,824 parameters."""
+    """Sizes of a GPT. The defaults are the full model: exactly 11,389,824 parameters.
+
+    TypeError, ValueError: a size that is no whole number of at least 1, or a width that is no multiple of 2 x heads.
+    """
 
     vocab_size: int = 1000
     layers: int = 6
@@ -26,6 +43,12 @@ class GPTConfig:
     feed_forward: int = 1024
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
+
+    def __post_init__(self):
+        for size in fields(self)[:5]:
+            whole(size.name, getattr(self, size.name), at_least=1)
+        if self.width % (2 * self.heads):
+            raise ValueError(f"width {self.width} must be a multiple of 2 x {self.heads} heads: RoPE turns pairs")
 
     @property
     def head_size(self) -> int:
@@ -48,6 +71,8 @@ SIZES = {
     "small": GPTConfig(vocab_size=256, layers=4, width=128, heads=4, feed_forward=344),
     "full": GPTConfig(),
 }
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Layer(nn.Module):
@@ -87,8 +112,6 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        if config.width % (2 * config.heads):
-            raise ValueError(f"width {config.width} must be a multiple of 2 x {config.heads} heads: RoPE turns pairs")
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
@@ -125,11 +148,17 @@ def load(
     """A GPT in eval mode with weights drawn on the CPU from `seed`: the same on every device and in every dtype.
 
     Standard deviation 1/sqrt(inputs): attention is far from uniform, so a wrong mask or position shows.
-    ValueError: `size` is no key of SIZES.
+    ValueError: `size` is no key of SIZES. TypeError: another kind of size, seed or dtype.
     """
     if isinstance(size, str) and size not in SIZES:
         near = get_close_matches(size, SIZES, n=1, cutoff=0)[0]
         raise ValueError(f"size {size!r} is unknown; expected one of {', '.join(SIZES)}; nearest: {near}")
+    if not isinstance(size, str | GPTConfig):
+        raise TypeError(f"size is {short(size)}; expected one of {', '.join(SIZES)}, or a GPTConfig")
+    whole("seed", seed)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        near = get_close_matches(str(dtype).removeprefix("torch."), FLOATS, n=1, cutoff=0)[0]
+        raise TypeError(f"dtype is {short(dtype)}; expected a torch.dtype of real numbers; nearest: torch.{near}")
     config = SIZES[size] if isinstance(size, str) else size
     with torch.device("meta"):
         model = GPT(config)
@@ -197,10 +226,13 @@ class KVCache:
 
 
 def new_cache(model: GPT, batch: int, slots: int) -> KVCache:
-    """An empty cache for `batch` sequences of at most `slots` tokens, in the model's dtype. ValueError: size < 1."""
+    """An empty cache for `batch` sequences of at most `slots` tokens, in the model's dtype.
+
+    TypeError, ValueError: a size that is no whole number of at least 1.
+    """
+    check_model(model)
     for name, size in (("batch", batch), ("slots", slots)):
-        if size < 1:
-            raise ValueError(f"{name} is {size}; expected at least 1")
+        whole(name, size, at_least=1)
     config, place = model.config, {"dtype": model.dtype, "device": model.device}
     shape = (2, batch, config.heads, slots, config.head_size)
     return KVCache(
@@ -217,12 +249,12 @@ def prefill(model: GPT, tokens: Tensor, cache: KVCache, lengths: Sequence[int] |
 
     tokens [B, L], padded on the right; lengths [B]: the real tokens of each row in this call (default: all L). A row
     with 0 tokens keeps its earlier logits. Call it again with the next piece: positions go on where they stopped.
-    ValueError/TypeError, before any write: empty prompt, token id out of range, more tokens than free slots, a cache
-    of another model, batch, dtype or device.
+    ValueError/TypeError, before any write: empty prompt, no whole numbers, token id out of range, more tokens than
+    free slots, a cache of another model, batch, dtype or device.
     """
     _check_cache(model, cache, tokens)
     rows, length = tokens.shape
-    count = torch.as_tensor([length] * rows if lengths is None else lengths, device=model.device)  # [B]
+    count = whole_numbers("lengths", [length] * rows if lengths is None else lengths, model.device)  # [B]
     longest = _check_room(cache, count, length)
     position = cache.filled[:, None] + torch.arange(length, device=model.device)  # [B, L]
     real = torch.arange(length, device=model.device) < count[:, None]  # [B, L]
@@ -235,6 +267,8 @@ def prefill(model: GPT, tokens: Tensor, cache: KVCache, lengths: Sequence[int] |
 
 def decode_step(model: GPT, token: Tensor, cache: KVCache) -> Tensor:
     """Append one token per sequence, token [B], and return what it predicts: logits [B, V]. Errors as in `prefill`."""
+    if not isinstance(token, Tensor):
+        raise TypeError(f"token is {short(token)}; expected a tensor [B], one token for each sequence")
     if token.ndim != 1:
         raise ValueError(f"token has shape {tuple(token.shape)}; expected [B], one token for each sequence")
     return prefill(model, token[:, None], cache)
@@ -269,12 +303,15 @@ def generate(
     prompts: a [B, L] tensor, or sequences of different length. slots: cache size (default: exactly what is needed; the
     last token is never stored). chunk: prompt tokens per prefill call (default: all). Errors as in `prefill`.
     """
-    prompts = [torch.as_tensor(prompt, dtype=torch.int64, device=model.device) for prompt in prompts]
+    check_model(model)
+    if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__") or getattr(prompts, "ndim", 1) == 0:
+        raise TypeError(f"prompts is {short(prompts)}; expected a tensor [B, L], or a list of token ids for each text")
+    whole("new_tokens", new_tokens, at_least=0)
+    for name, size in (("chunk", chunk), ("slots", slots)):
+        if size is not None:
+            whole(name, size, at_least=1)
+    prompts = [prompt_ids(prompt, model.device) for prompt in prompts]
     sizes = [len(prompt) for prompt in prompts]
-    if new_tokens < 0:
-        raise ValueError(f"new_tokens is {new_tokens}; expected 0 or more")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk is {chunk}; expected at least 1")
     if not sizes or min(sizes) == 0:
         raise ValueError(f"prompt lengths are {sizes}; expected at least one prompt and one token in each")
     need = max(sizes) + max(new_tokens - 1, 0)
@@ -297,10 +334,13 @@ def generate(
 
 
 def generate_uncached(model: GPT, prompt: Sequence[int] | Tensor, new_tokens: int) -> Tensor:
-    """Greedy decoding of ONE prompt without a cache, the reference: every step computes every position. [new_tokens]"""
-    if new_tokens < 0:
-        raise ValueError(f"new_tokens is {new_tokens}; expected 0 or more")
-    tokens = torch.as_tensor(prompt, dtype=torch.int64, device=model.device)[None]
+    """Greedy decoding of ONE prompt without a cache, the reference: every step computes every position. [new_tokens]
+
+    Errors as in `generate`.
+    """
+    check_model(model)
+    whole("new_tokens", new_tokens, at_least=0)
+    tokens = prompt_ids(prompt, model.device)[None]
     _check_tokens(model, tokens)
     for _ in range(new_tokens):
         tokens = torch.cat((tokens, model(tokens)[:, -1].argmax(-1, keepdim=True)), dim=1)
@@ -310,7 +350,37 @@ def generate_uncached(model: GPT, prompt: Sequence[int] | Tensor, new_tokens: in
 # Checks. All of them run before the first write.
 
 
+def whole_numbers(name: str, given: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """`given` as an int64 tensor. TypeError, one line: fractions, truth values, text, anything else; nothing is cut."""
+    mixed = isinstance(given, list | tuple) and any(isinstance(one, bool) for one in given)  # torch takes True for 1
+    try:
+        found = None if mixed or isinstance(given, str) else torch.as_tensor(given, device=device)
+    except (TypeError, ValueError, RuntimeError):  # no numbers, or lists of different length
+        found = None
+    empty = found is not None and found.numel() == 0  # an empty list is a float tensor
+    if not empty and (found is None or found.dtype not in WHOLE):
+        raise TypeError(f"{name} is {short(given)}; expected whole numbers")
+    return found.to(torch.int64)
+
+
+def prompt_ids(prompt: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """One prompt as int64 [L]. TypeError: no whole numbers. ValueError: another shape."""
+    found = whole_numbers("prompt", prompt, device)
+    if found.ndim != 1:
+        raise ValueError(f"prompt {short(prompt)} has shape {tuple(found.shape)}; expected [length], the ids of a text")
+    return found
+
+
+def check_model(model: GPT) -> None:
+    """TypeError: no GPT, compiled or not."""
+    if not isinstance(getattr(model, "config", None), GPTConfig):
+        raise TypeError(f"model is {short(model)}; expected a GPT, as load(...) gives it")
+
+
 def _check_tokens(model: GPT, tokens: Tensor) -> None:
+    check_model(model)
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"tokens are {short(tokens)}; expected a tensor [batch, length]")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"tokens are {tokens.dtype}; expected torch.int64 or torch.int32")
     if tokens.ndim != 2:
@@ -327,6 +397,8 @@ def _check_tokens(model: GPT, tokens: Tensor) -> None:
 
 def _check_cache(model: GPT, cache: KVCache, tokens: Tensor) -> None:
     _check_tokens(model, tokens)
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"cache is {short(cache)}; expected what new_cache(...) gives")
     if cache.model is not model:
         raise ValueError("this cache belongs to another model; make one with new_cache(model, batch, slots)")
     if cache.kv[0].dtype != model.dtype or cache.kv[0].device != model.device:
@@ -338,7 +410,7 @@ def _check_cache(model: GPT, cache: KVCache, tokens: Tensor) -> None:
 
 def _check_room(cache: KVCache, count: Tensor, length: int) -> int:
     """The largest number of filled slots after this call. ValueError: no room, or a count that cannot be."""
-    if count.shape != cache.filled.shape or count.is_floating_point():
+    if count.shape != cache.filled.shape:
         raise ValueError(f"lengths have shape {tuple(count.shape)}; expected {len(cache.filled)} whole numbers")
     low, high = (int(bound) for bound in count.aminmax())
     if low < 0 or high > length:

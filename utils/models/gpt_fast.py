@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import gpt
+from . import gpt, nearest
 
 HOW = ("eager", "compile", "aot")
 WEIGHTS = ("float", "int8")
@@ -119,15 +119,15 @@ class FastGPT:
 
     weights: "float" keeps the model's; "int8" stores them in 8 bits and is lossy. how: "eager", "compile"
     (torch.compile: compiled at the first token) or "aot" (AOTInductor: compiled here, then called with next to no
-    overhead). ValueError: an unknown name, or slots below 1.
+    overhead). ValueError, TypeError: an unknown name, slots that are no whole number of at least 1, another model.
     """
 
     def __init__(self, model: gpt.GPT, slots: int, *, weights: str = "float", how: str = "aot"):
         for name, value, known in (("weights", weights, WEIGHTS), ("how", how, HOW)):
             if value not in known:
-                raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}")
-        if slots < 1:
-            raise ValueError(f"slots is {slots}; expected at least 1")
+                raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}; {nearest(value, known)}")
+        gpt.check_model(model)
+        gpt.whole("slots", slots, at_least=1)
         self.model, self.slots = model, slots
         blocks = max(3, -(-slots // BLOCK)) + 1  # one more than is read: the compiler meets no special case
         shape = (model.config.heads, blocks * BLOCK, model.config.head_size)
@@ -152,9 +152,9 @@ class FastGPT:
     def prefill(self, prompt: Sequence[int] | Tensor) -> Tensor:
         """Store a prompt from slot 0 on, with the model's own weights; the token that follows it, [1].
 
-        ValueError before any write: no token, an id out of range, more tokens than slots.
+        ValueError, TypeError before any write: no token, no whole numbers, an id out of range, more tokens than slots.
         """
-        tokens = torch.as_tensor(prompt, dtype=torch.int64, device=self.model.device)[None]
+        tokens = gpt.prompt_ids(prompt, self.model.device)[None]
         length = tokens.shape[1]
         if length > self.slots:
             raise ValueError(f"the prompt has {length} tokens; the cache has {self.slots} slots")
@@ -168,9 +168,9 @@ class FastGPT:
 
     @torch.no_grad()
     def generate(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> Tensor:
-        """The next `new_tokens` tokens, [new_tokens]. ValueError before any write: a negative number, no room."""
-        if new_tokens < 0:
-            raise ValueError(f"new_tokens is {new_tokens}; expected 0 or more")
+        """The next `new_tokens` tokens, [new_tokens]. Before any write: errors as in `prefill`, a negative number."""
+        gpt.whole("new_tokens", new_tokens, at_least=0)
+        prompt = gpt.prompt_ids(prompt, self.model.device)
         length = len(prompt)
         last = length + max(new_tokens - 1, 0)
         if last > self.slots:
