@@ -179,6 +179,7 @@ def write(frame, sections, csv: str | None, parquet: Path | None, md: str | None
     notes = []
     frame = frame.drop(columns="spot")  # for comparing only
     text = "\n\n".join(section.markdown() for section in sections)
+    size = f"{len(frame):,} row{'s' * (len(frame) != 1)}, {len(frame.columns)} columns"
     if csv == "-":
         frame.to_csv(sys.stdout, index=False)
     if md == "-":
@@ -186,10 +187,10 @@ def write(frame, sections, csv: str | None, parquet: Path | None, md: str | None
     try:
         if csv and csv != "-":
             frame.to_csv(csv, index=False, sep="\t" if csv.endswith(".tsv") else ",")
-            notes.append(f"{csv}: {len(frame):,} rows, {len(frame.columns)} columns")
+            notes.append(f"{csv}: {size}")
         if parquet:
             plain(frame).to_parquet(parquet, index=False)
-            notes.append(f"{parquet}: {len(frame):,} rows, {len(frame.columns)} columns")
+            notes.append(f"{parquet}: {size}")
         if md and md != "-":
             Path(md).write_text(text + "\n", encoding="utf-8")
             notes.append(f"{md}: {len(sections)} table{'s' * (len(sections) != 1)}")

@@ -89,7 +89,7 @@ def rows_of(spec: Spec, point: Point, rows: list[dict]) -> list[dict]:
 
 def results_of(spec: Spec, results: list[Result], out: Path, rows_file: Path, count: int) -> str:
     """What a sweep ends with: a line a point, then its failures, then where the rows are."""
-    table = _table(spec, "here", "95 % interval", "same answer?", "verdict", "took")
+    table = _table(spec, "here", "95 %\ninterval", "same\nanswer?", "verdict", "took")
     unmarked, unfit = False, 0
     for result in results:
         cells = [NONE, NONE, NONE, {"failed": "FAILED", "waiting": "not run"}.get(result.state, result.state), NONE]
