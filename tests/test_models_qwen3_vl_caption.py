@@ -1,5 +1,8 @@
 """The whole captioner of Qwen3-VL: real classes, offline, seeded; and the two ways to real weights."""
 
+import sys
+from functools import partial
+
 import huggingface_hub
 import pytest
 import torch
@@ -15,6 +18,7 @@ from utils.models.qwen3_vl_caption import (
 )
 
 GRID = (4, 4, 4)
+BOTH_WAYS = r"a local folder with config.json.* or an owner/name on the Hub"
 
 
 @pytest.fixture(scope="module")
@@ -124,16 +128,61 @@ def test_the_name_of_the_cache_is_one_that_the_model_takes(model):
 def test_a_folder_without_weights_names_both_ways(tmp_path, half):
     if half == "config":
         caption_config("tiny").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"a local folder with config.json.* or a name on the Hub") as error:
+    with pytest.raises(ValueError, match=BOTH_WAYS) as error:
         captioner(checkpoint=str(tmp_path))
     assert "\n" not in str(error.value) and f"checkpoint={str(tmp_path)!r}" in str(error.value)
 
 
 def test_a_name_that_no_hub_gives_names_both_ways(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"a local folder with config.json.* or a name on the Hub") as error:
+    with pytest.raises(ValueError, match=BOTH_WAYS) as error:
         captioner(checkpoint="no-such-owner/no-such-model")
     assert "\n" not in str(error.value) and "'no-such-owner/no-such-model'" in str(error.value)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What was asked of the Hub; nothing answers."""
+    names = []
+
+    def send(client, request, **options):
+        names.append(str(request.url))
+        raise OSError("no network\nat all")
+
+    for module in ("httpx", "httpx2"):
+        if module in sys.modules:
+            monkeypatch.setattr(f"{module}.Client.send", send)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    return names
+
+
+@pytest.mark.parametrize("name", ["nope", "a/b/c", "./org/name", "~/org/name", "a b/c"])
+def test_what_is_no_folder_and_no_name_on_the_hub_asks_no_network(asked, name):
+    with pytest.raises(ValueError, match=BOTH_WAYS) as error:
+        captioner(checkpoint=name)
+    assert asked == [] and "\n" not in str(error.value) and "(no such folder)" in str(error.value)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(asked):
+    with pytest.raises(ValueError, match=BOTH_WAYS) as error:
+        captioner(checkpoint="no-such-owner/no-such-model")
+    assert len(asked) == 1 and "(no network)" in str(error.value)
+
+
+def test_without_a_network_the_cache_of_the_hub_is_used(asked, model, tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--org--name" / "snapshots" / ("0" * 40)
+    model.save_pretrained(snapshot)
+    refs = snapshot.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(snapshot.name)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(
+        "utils.models.qwen3_vl_caption.try_to_load_from_cache",
+        cached := partial(huggingface_hub.try_to_load_from_cache, cache_dir=tmp_path),
+    )
+    assert isinstance(cached("org/name", "config.json"), str)
+    loaded = captioner(checkpoint="org/name")
+    assert len(asked) == 1 and torch.equal(loaded.lm_head.weight, model.lm_head.weight)
 
 
 def test_a_saved_checkpoint_is_loaded(model, tmp_path):

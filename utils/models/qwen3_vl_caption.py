@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, StaticCache
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
@@ -86,8 +88,8 @@ def captioner(
 
     The weights of "tiny" and "small" are drawn on the CPU, so they are the same on every device; those of "4b" and "8b"
     (8.8 billion values) are drawn where they will be. "8b" takes 17.5 GB in bfloat16.
-    checkpoint: a local folder or a name on the Hub whose configuration and weights are loaded; `size` and `seed` then
-    do not matter. Raises ValueError for an unknown size and for a checkpoint that is in neither place.
+    checkpoint: a local folder or an owner/name on the Hub whose configuration and weights are loaded; `size` and `seed`
+    then do not matter. Raises ValueError for an unknown size and for a checkpoint that is in neither place.
     """
     if checkpoint:
         model = _load(checkpoint, dtype)
@@ -106,20 +108,40 @@ def captioner(
 
 def _load(checkpoint: str, dtype: torch.dtype) -> Qwen3VLForConditionalGeneration:
     """From a folder, or from the Hub (its local cache counts as the Hub)."""
-    folder = Path(checkpoint)
-    if not (folder / "config.json").is_file() and (folder.exists() or folder.is_absolute() or checkpoint[0] in ".~"):
-        raise ValueError(_neither(checkpoint, "no config.json is there"))
+    folder = Path(checkpoint).expanduser()
+    local = (folder / "config.json").is_file()
+    if not local:
+        if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint) or checkpoint[0] == ".":
+            raise ValueError(_neither(checkpoint, "no config.json is there" if folder.exists() else "no such folder"))
+        if reason := _unanswered(checkpoint):
+            if not isinstance(try_to_load_from_cache(checkpoint, "config.json"), str):
+                raise ValueError(_neither(checkpoint, reason))
+            local = True
     try:
-        return Qwen3VLForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype)
+        source = str(folder) if folder.exists() else checkpoint
+        return Qwen3VLForConditionalGeneration.from_pretrained(source, dtype=dtype, local_files_only=local)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
-        raise ValueError(_neither(checkpoint, reason)) from None
+        raise ValueError(_neither(checkpoint, _first_line(error))) from None
+
+
+def _unanswered(name: str) -> str:
+    """Why the Hub does not give a repository ("" when it does). Asked once: its loaders ask again for half a minute."""
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=10)
+    except Exception as error:  # the Hub's library changed the library of its own network errors
+        return _first_line(error)
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
 
 
 def _neither(checkpoint: str, reason: str) -> str:
     return (
         f"checkpoint={checkpoint!r} was not loaded ({reason}); expected one of two: a local folder with config.json "
-        "and safetensors files, or a name on the Hub, such as Qwen/Qwen3-VL-8B-Instruct, on a machine that reaches it"
+        "and safetensors files, or an owner/name on the Hub, such as Qwen/Qwen3-VL-8B-Instruct, on a machine that "
+        "reaches it"
     )
 
 
