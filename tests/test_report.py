@@ -518,7 +518,7 @@ def test_a_file_to_write_may_have_another_ending(recipe, tmp_path, capsys):
     path = write(tmp_path / "rows.jsonl", [MEASURED, MEASURED])
     assert cli.main(["report", str(path), "--csv", "table.txt", "--md", "notes"]) == 0
     out = capsys.readouterr().out
-    assert "table.txt: 1 rows" in out and "notes: 1 table" in out and "\n1 row was there twice" in out
+    assert "table.txt: 1 row, 26 columns" in out and "notes: 1 table" in out and "\n1 row was there twice" in out
     assert Path("table.txt").read_text().startswith("schema_version,")
 
 

@@ -346,7 +346,11 @@ def test_the_table_is_about_the_points_own_case(place, no_kernel, capsys):
     Path("s.yaml").write_text("recipe: 1\ngrid: {seed: [1, 2]}\nshow: {case.kind: step}\n")
     assert sweep() == 0
     out = capsys.readouterr().out
-    assert out.count("2.00x  1.9–2.1        yes ") == 2 and "8 rows" in out and "asks for" not in out
+    assert (
+        sum("2.00x  1.9–2.1" in line and " yes " in line for line in out.splitlines()) == 2
+        and "8 rows" in out
+        and "asks for" not in out
+    )
     Path("s.yaml").write_text("recipe: 1\ngrid: {seed: [1, 2]}\nshow: {case.kind: stpe}\n")
     assert sweep() == 0
     assert "no row of 2 points has what `show` asks for (case.kind: stpe)" in capsys.readouterr().out
