@@ -84,22 +84,73 @@ def test_real_weights_come_from_a_local_folder(tiny, tmp_path):
     flux_kontext._loaded.cache_clear()
 
 
-@pytest.mark.parametrize("checkpoint", ["no/such/folder", "nothing", "~/nothing/here", "owner/name"])
-def test_a_missing_checkpoint_names_both_ways(checkpoint, monkeypatch):
-    def refused(*_, **__):
+@pytest.fixture
+def asked(monkeypatch):
+    """What the hub was asked for; it gives nothing, and a loader that is called is a failure."""
+    names = []
+
+    def refused(url, **_):
+        names.append(url)
         raise OSError("offline\nand more than one line")
 
-    monkeypatch.setattr(FluxKontextPipeline, "from_pretrained", refused)
+    monkeypatch.setattr(flux_kontext, "get_hf_file_metadata", refused)
+    monkeypatch.setattr(flux_kontext, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr(flux_kontext.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(FluxKontextPipeline, "from_pretrained", lambda *_, **__: pytest.fail("asked again and again"))
+    return names
+
+
+def refusal(checkpoint):
     with pytest.raises(ValueError) as caught:
         kontext("tiny", checkpoint=checkpoint)
     said = str(caught.value)
     assert checkpoint in said and "--local-dir" in said and "hf auth login" in said and "\n" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "questions"), [("no/such/folder", 0), ("nothing", 0), ("~/nothing/here", 0), ("owner/name", 1)]
+)
+def test_a_missing_checkpoint_names_both_ways_at_once(checkpoint, questions, asked):
+    refusal(checkpoint)
+    assert len(asked) == questions  # a name with one "/" may be on the hub; it is asked once, for a small file
+
+
+def test_offline_the_hub_is_not_asked(asked, monkeypatch):
+    monkeypatch.setattr(flux_kontext.constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE" in refusal("owner/name") and not asked
+
+
+def test_a_copy_in_the_cache_does_without_the_hub(tiny, asked, monkeypatch):
+    given = {}
+    monkeypatch.setattr(flux_kontext, "try_to_load_from_cache", lambda *_: "/cache/model_index.json")
+    monkeypatch.setattr(FluxKontextPipeline, "from_pretrained", lambda name, **how: given.update(how) or tiny)
+    flux_kontext._loaded.cache_clear()
+    assert torch.equal(edit(kontext("tiny", checkpoint="owner/name")), edit(tiny))
+    assert given["local_files_only"] is True
+    flux_kontext._loaded.cache_clear()
 
 
 def test_a_folder_without_the_model_is_not_asked_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(FluxKontextPipeline, "from_pretrained", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ValueError, match=r"no such folder with a model_index\.json"):
         kontext("tiny", checkpoint=str(tmp_path))
+
+
+def test_wider_arithmetic_keeps_the_weights(tiny):
+    """Layer by layer in float64 is the float64 model; a bfloat16 model gives its own answer without rounding."""
+    wide = flux_kontext.computing_in(kontext("tiny"), torch.float64)
+    assert torch.equal(edit(wide), edit(kontext("tiny", dtype=torch.float64)))
+    half = kontext("tiny", dtype=torch.bfloat16)
+    exact = flux_kontext._sharing(half)
+    for part in (exact.transformer, exact.vae):
+        nn.Module.to(part, torch.float64)
+    rounded, expected = edit(half), edit(exact)
+    found = edit(flux_kontext.computing_in(half, torch.float32))
+    assert torch.allclose(found.double(), expected, atol=1e-5) and not torch.allclose(
+        rounded.double(), expected, atol=1e-3
+    )
+    assert next(half.transformer.x_embedder.parameters()).dtype == torch.bfloat16
 
 
 def test_half_the_type_is_half_the_bytes(tiny):
@@ -119,3 +170,9 @@ def test_a_side_that_does_not_divide_names_the_nearest(tiny, side, nearest):
         edit_inputs(tiny, side)
     with pytest.raises(ValueError, match=f"side={side}; expected a multiple of 4"):
         editor(tiny, side, steps=1)
+
+
+def test_the_name_of_a_size_is_enough_to_count_tokens(tiny):
+    assert image_tokens("tiny", 32) == image_tokens(tiny, 32) == 64 and image_tokens("full", 1024) == 4096
+    with pytest.raises(ValueError, match="side=24; expected a multiple of 16; nearest: 32"):
+        image_tokens("small", 24)

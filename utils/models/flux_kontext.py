@@ -16,6 +16,8 @@ from pathlib import Path
 import diffusers
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
+from diffusers.hooks import apply_layerwise_casting
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
@@ -103,7 +105,8 @@ def kontext(
     "tiny" and "small" draw their weights anew at each call, on the CPU. "full" and a checkpoint keep one copy of the
     weights per dtype and device, which all pipelines of this process share: 24 GB in bfloat16 for the published size.
     checkpoint: a local folder with a model_index.json, or a hub name; "" for random weights.
-    Raises ValueError, one line, for an unknown size and for a checkpoint that is not there.
+    Raises ValueError, one line, for an unknown size and for a checkpoint that is in neither place. The hub is asked
+    once, for one small file, and never where HF_HUB_OFFLINE says so.
     """
     if checkpoint:
         return _sharing(_loaded(str(checkpoint), dtype, str(device)))
@@ -135,9 +138,15 @@ def vae(size: str = "tiny", *, dtype: torch.dtype = torch.float32, device: str |
         return _scaled(diffusion.vae(size, dtype=dtype, device="meta", seed=seed))
 
 
-def image_tokens(pipe: FluxKontextPipeline, side: int) -> int:
-    """Tokens of a square image of `side` pixels: one for 2 x 2 latents. ValueError when the side does not divide."""
-    patch = 2 * pipe.vae_scale_factor
+def image_tokens(pipe: FluxKontextPipeline | str, side: int) -> int:
+    """Tokens of a square image of `side` pixels: one for 2 x 2 latents. ValueError when the side does not divide.
+
+    pipe: the pipeline, or the name of a size, which is enough to know how many pixels a latent stands for.
+    """
+    if isinstance(pipe, str):
+        patch = 2 ** len(diffusion.VAE_SIZES[known_size(pipe, TRANSFORMER_SIZES)]["block_out_channels"])
+    else:
+        patch = 2 * pipe.vae_scale_factor
     if side < patch or side % patch:
         raise ValueError(f"side={side}; expected a multiple of {patch}; nearest: {max(1, round(side / patch)) * patch}")
     return (side // patch) ** 2
@@ -170,6 +179,19 @@ def editor(pipe: FluxKontextPipeline, side: int, steps: int) -> Callable[..., Te
         return made if made.dtype == torch.float64 else made.float()
 
     return edit
+
+
+def computing_in(pipe: FluxKontextPipeline, dtype: torch.dtype) -> FluxKontextPipeline:
+    """`pipe` itself, from now on with arithmetic in a wider dtype and the weights as they are: the exact answer.
+
+    A layer's weights are converted while it runs, so that a second copy of the whole model need not fit into memory.
+    """
+    for part in (pipe.transformer, pipe.vae):
+        apply_layerwise_casting(part, part.dtype, dtype, skip_modules_pattern=())  # products and convolutions
+        for layer in part.modules():
+            if not hasattr(layer, "_diffusers_hook") and any(True for _ in layer.parameters(recurse=False)):
+                nn.Module.to(layer, dtype)  # the norms: small, converted for good
+    return pipe
 
 
 def weight_bytes(pipe: FluxKontextPipeline) -> int:
@@ -251,22 +273,37 @@ def _drawn(size: str, dtype: torch.dtype, device: str, seed: int) -> FluxKontext
 
 @lru_cache(maxsize=1)
 def _loaded(checkpoint: str, dtype: torch.dtype, device: str) -> FluxKontextPipeline:
-    folder = (Path(checkpoint).expanduser() / "model_index.json").is_file()
-    if not folder and (Path(checkpoint).expanduser().is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint)):
+    place = Path(checkpoint).expanduser()
+    folder = (place / "model_index.json").is_file()
+    if not folder and (place.is_dir() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", checkpoint)):
         raise ValueError(_absent(checkpoint, "no such folder with a model_index.json"))
+    why = "" if folder else _unanswered(checkpoint)
+    if why and not isinstance(try_to_load_from_cache(checkpoint, "model_index.json"), str):
+        raise ValueError(_absent(checkpoint, f"no such folder here, and {why}"))
     try:
         found = FluxKontextPipeline.from_pretrained(
-            str(Path(checkpoint).expanduser()) if folder else checkpoint,
+            str(place) if folder else checkpoint,
             torch_dtype=dtype,
-            local_files_only=folder,
+            local_files_only=bool(folder or why),
             **dict.fromkeys(NOT_NEEDED),
         )
     except (OSError, ValueError) as error:  # huggingface_hub's errors of the network and of access are OSErrors
-        what = "the folder cannot be loaded" if folder else "no such folder here, and the hub did not give it"
+        what = "the folder cannot be loaded" if folder else "the hub did not give all of it"
         raise ValueError(_absent(checkpoint, f"{what} ({type(error).__name__})")) from error
     for part in (found.transformer, found.vae):
         nn.Module.to(part, device).eval()
     return found
+
+
+def _unanswered(name: str) -> str:
+    """Why the hub does not give the first file of this repository, "" when it does. It is asked once: no retries."""
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE keeps the hub from being asked"
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "model_index.json"), timeout=10)
+    except Exception as error:  # no network, no such repository, no access: each has classes of its own
+        return f"the hub did not give it ({type(error).__name__})"
+    return ""
 
 
 def _absent(checkpoint: str, why: str) -> str:
