@@ -166,6 +166,29 @@ def test_a_remedy_is_named_only_when_its_measurement_agrees():
     assert "No remedy known" in suspect.remedy and suspect.trial is None
 
 
+@pytest.mark.parametrize(
+    ("interval", "open"), [((0.6, 40.0), True), ((0.9, 1.3), True), ((0.9, 1.2), False), ((None, None), True)]
+)
+def test_a_trial_that_drowned_in_noise_gives_no_verdict(interval, open):
+    """A convolution 4x above its expected time, and a form that could be faster: neither accused nor called healthy."""
+    conv = conv_row(0.04)
+    report = judged(conv, *layers(3), trial=Trial(False, 3.0, *interval, "inconclusive"))
+    text = str(report)
+    assert report.suspects == [] and [s.row.path for s in report.undecided] == ["proj"] * open
+    assert text.startswith("no verdict: a line could not be told") == open == ("no suspect" not in text)
+    assert ("an unknown number of times" in text) == (open and interval != (0.9, 1.3))
+    assert ("undecided: proj" in text) == open and "alone makes the whole call" not in text
+
+
+def test_without_a_doubt_of_its_trial_a_slow_line_is_a_suspect_as_before():
+    conv = conv_row(0.4)  # far beyond what needs no remedy to be accused
+    noisy = Trial(False, 3.0, 0.6, 40.0, "inconclusive")
+    (suspect,) = judged(conv, *layers(3), trial=noisy).suspects
+    assert suspect.row.path == "proj" and "linearize(model)" in suspect.remedy and suspect.trial is None
+    unslow = judged(conv, *layers(3), trial=noisy, alone=1.0)  # alone it is not slow
+    assert unslow.suspects == [] and [s.row.path for s in unslow.undecided] == ["proj"]
+
+
 def test_a_trial_that_would_take_too_long_leaves_the_remedy_in_words():
     trial = Trial(False, None, None, None, cliffs.TOO_LONG)
     (suspect,) = judged(conv_row(31.6), *layers(3), trial=trial).suspects

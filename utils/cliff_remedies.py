@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .linearize import LinearizedConv1d, LinearizedConv2d, LinearizedConv3d, _patch_product, why_not
 from .op_profile import OpRow
+from .unknown_ratio import is_unknown
 
 TOO_LONG = "takes too long to be tried"
 LONGEST_TRIAL = 1.0  # seconds of one call of the operation as it is
@@ -47,6 +48,8 @@ class Trial:
     def __str__(self) -> str:
         if self.speedup is None:
             return self.verdict
+        if self.ci_low is None or is_unknown(self.verdict, self.ci_low, self.ci_high):
+            return "an unknown number of times"
         return f"{self.speedup:.1f}x ({self.ci_low:.1f} to {self.ci_high:.1f})"
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .cliff_remedies import TOO_LONG, Remedy, Trial, remedy_for, reproduce, try_out
+from .cliff_remedies import HELPS, TOO_LONG, Remedy, Trial, remedy_for, reproduce, try_out
 from .cost import MachinePeaks, measure_peaks
 from .op_profile import OUTSIDE, PYTHON, OpProfile, OpRow, profile_operations
 
@@ -81,7 +81,7 @@ class Suspect:
     ratio: real over expected time, a general slowness of this run taken off. bound: Amdahl's, what the whole call would
     gain if this row took its expected time; it is computed, no remedy is in it. remedy: what the cookbook knows, in
     words. trial: the other form against this one, the operation alone on the same shapes, measured (None where no
-    other form is known).
+    other form is known). decided: whether the trial could tell them apart.
     """
 
     row: CliffRow
@@ -89,6 +89,10 @@ class Suspect:
     bound: float
     remedy: str
     trial: Trial | None = None
+
+    @property
+    def decided(self) -> bool:
+        return self.trial is None or self.trial.verdict != "inconclusive"
 
     def __str__(self) -> str:
         row = self.row
@@ -100,6 +104,8 @@ class Suspect:
         if self.trial is None:
             return said
         said += f" Measured, the operation alone on this shape: that form is {self.trial} as fast"
+        if not self.decided:
+            return f"{said}: the machine was too busy to tell them apart."
         if self.trial.speedup is None or row.members:  # of several lines only the longest was measured
             return f"{said}."
         whole = 1 / (1 - row.share_of_time + row.share_of_time / self.trial.speedup)
@@ -109,6 +115,8 @@ class Suspect:
 @dataclass(frozen=True)
 class CliffReport:
     """`rows`, longest first; `suspects`, worst first (empty for a healthy model); `total_s` of one call.
+
+    undecided: what would be a suspect if its trial had not drowned in noise.
 
     slowdown: real over expected time of the rest of the run. spread: times between the two fastest calls, of the line
     where they differ most (see `doubt`).
@@ -120,6 +128,7 @@ class CliffReport:
     limits: str
     slowdown: float
     spread: float = 1.0
+    undecided: tuple[Suspect, ...] = ()
 
     @property
     def doubt(self) -> str:
@@ -128,6 +137,8 @@ class CliffReport:
             return f"repeated calls differ by {self.spread:.1f}x, the machine was busy."
         if self.slowdown >= DOUBTFUL_SLOWDOWN:
             return f"everything took {int(self.slowdown)} times or more what the limits allow, is the machine busy?"
+        if self.undecided:
+            return "a line could not be told from its other form, the machine was busy."
         return ""
 
     def __str__(self) -> str:
@@ -146,6 +157,8 @@ class CliffReport:
             )
         for number, suspect in enumerate(self.suspects, 1):
             lines += textwrap.wrap(f"suspect {number}: {suspect}", 80, subsequent_indent="  ")
+        for suspect in self.undecided:
+            lines += textwrap.wrap(f"undecided: {suspect}", 80, subsequent_indent="  ")
         if not self.suspects and not self.doubt:
             lines.append("no suspect: no line takes far more of the time than of the work")
         return "\n".join(lines)
@@ -191,15 +204,16 @@ def judge(
     rows = _grouped(found, peaks)
     loops = _loops(rows, found)
     taken = {id(row) for _, members in loops for row in members}
-    suspects = [suspect for suspect, _ in loops]
+    suspects, undecided = [suspect for suspect, _ in loops], []
     single = [row for row in rows if id(row) not in taken]
     for row in [*single, *_types(single)]:
-        suspect = None if _covered(row, suspects) else _suspect(row, rows, found, peaks, trial, alone)
+        known = _covered(row, [*suspects, *undecided])
+        suspect = None if known else _suspect(row, rows, found, peaks, trial, alone)
         if suspect is not None:
-            suspects.append(suspect)
+            (suspects if suspect.decided else undecided).append(suspect)
     suspects.sort(key=lambda s: -s.bound)
     limits, spread = str(peaks[torch.float32]), _spread(rows, found.total_s)
-    return CliffReport(rows, suspects, found.total_s, limits, _slowdown(rows), spread)
+    return CliffReport(rows, suspects, found.total_s, limits, _slowdown(rows), spread, tuple(undecided))
 
 
 def _grouped(found: OpProfile, peaks: dict[torch.dtype, MachinePeaks]) -> list[CliffRow]:
@@ -283,6 +297,7 @@ def _suspect(
     row: CliffRow, rows: list[CliffRow], found: OpProfile, peaks: dict, trial: Callable | None, alone: Callable | None
 ) -> Suspect | None:
     ratio, bound = _compared(row, rows, found)
+    undecided = None
     least = WITH_WIDE_TYPE if row.dtype is torch.float64 else WITH_REMEDY
     if row.share_of_time < MIN_SHARE or bound < MIN_GAIN or ratio < least or row.path == OUTSIDE:
         return None
@@ -291,18 +306,21 @@ def _suspect(
         remedy = None if row.dtype is torch.float64 else remedy  # a model wholly in float64 is meant to be
     if remedy is not None and remedy.form is not None and trial is not None:
         tried = trial(row.worst, remedy, found.device)
+        accused = Suspect(row, ratio, bound, remedy.text, tried)
         if tried.helps:
-            return Suspect(row, ratio, bound, remedy.text, tried)
-        remedy = remedy if tried.verdict == TOO_LONG else None
+            return accused
+        if tried.verdict == "inconclusive" and (tried.ci_high is None or tried.ci_high >= HELPS):
+            undecided = accused  # unless it is a suspect without its remedy, too
+        remedy = remedy if tried.verdict in (TOO_LONG, "inconclusive") else None
     strict = WITHOUT_REMEDY["counted" if row.flops else "other"]
     if ratio < strict or "linalg" in row.op:  # factorisations have no formula here
-        return None
+        return undecided
     worst = row.worst
     if alone is not None and worst.op != PYTHON:
         work = _expected(worst, found, peaks) / worst.calls * peaks[torch.float32].gemm_flops_per_s
         times = alone(worst, found.device, work)
         if times is not None and times < strict:
-            return None
+            return undecided
     text = remedy.text if remedy is not None else "No remedy known here: reproduce this shape alone (recipe 09)."
     return Suspect(row, ratio, bound, text)
 
