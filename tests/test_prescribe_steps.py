@@ -45,7 +45,7 @@ def cuda(monkeypatch):
         ("TF32", nn.Linear(8, 8).half(), "not applicable: the model has no float32 weights (float16)"),
         ("BF16", nn.Linear(8, 8).bfloat16(), "not applicable: the model has no float32 weights (bfloat16)"),
         ("FP16", nn.Linear(8, 8), "not applicable: CPUs compute float16"),
-        ("SDPA", nn.Linear(8, 8), "not applicable: no attention of transformers"),
+        ("SDPA", nn.Linear(8, 8), "not applicable: no attention that can be switched was found"),
         ("linearize", nn.Conv2d(8, 8, 2, 2), ""),
         ("channels_last", nn.ConvTranspose2d(8, 8, 2), ""),
         ("BF16", nn.Linear(8, 8), ""),
@@ -110,6 +110,22 @@ def test_attention_of_transformers():
     assert step.model == ('model.get_submodule("tower").set_attn_implementation("sdpa")',)
     execute((step,), nn.ModuleDict({"tower": tower}))
     assert tower.config._attn_implementation == "sdpa"
+
+
+def test_attention_written_by_hand_is_sent_to_its_recipe():
+    class Unswitchable(nn.Module):
+        _supports_sdpa = False
+
+        def __init__(self):
+            super().__init__()
+            self.config = type("Config", (), {"_attn_implementation": "eager"})()
+
+        def set_attn_implementation(self, name):
+            raise AssertionError("it cannot")
+
+    said = found(nn.MultiheadAttention(8, 2))["SDPA"][1]
+    assert "set_attn_implementation of transformers" in said and "written by hand: recipe 03" in said
+    assert found(Unswitchable())["SDPA"][1] == "not applicable: the attention of Unswitchable has no SDPA to switch to"
 
 
 def test_attention_of_diffusers():

@@ -14,19 +14,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import nn
 
 from .cost import peak_memory
-from .equivalence import Equivalence, check_equivalence
+from .equivalence import Equivalence
+from .prescribe_arguments import check_arguments
 from .prescribe_checks import check_controls, signal_to_noise
 from .prescribe_code import Stack, Step, execute, source, switches_of, target_of, with_step
 from .prescribe_code import model_code as code_of_model
 from .prescribe_report import Prescription, StepRow
-from .prescribe_steps import NAMES, NOT_TRIED, Facts, conflict, thread_counts, trials
+from .prescribe_steps import NOT_TRIED, Facts, conflict, trials
 from .prescribe_subject import PrescribeError, Subject, one_line
 from .prescribe_switches import SWITCHES, everything_undone, turn
 from .timing import BenchmarkError, BreakEven, ComparisonRow, break_even, compare, guards
@@ -75,15 +75,19 @@ def prescribe(
     """
     if isinstance(skip, str):
         skip = (skip,)
-    _check_skip(skip)
-    if lossy is not None and not callable(lossy):
-        raise PrescribeError(f"lossy={lossy!r} is no check; expected utils.equivalence.declared_lossy(...)")
-    if replicates < 1 or not min_run_time > 0:
-        raise PrescribeError(f"replicates={replicates}, min_run_time={min_run_time}; expected 1 or more, and above 0")
-    try:
-        check_equivalence(torch.ones(1), torch.ones(1), rtol=rtol, atol=atol)
-    except (TypeError, ValueError) as problem:
-        raise PrescribeError(str(problem)) from problem
+    check_arguments(
+        skip=skip,
+        lossy=lossy,
+        rtol=rtol,
+        atol=atol,
+        allow_lossy=allow_lossy,
+        replicates=replicates,
+        min_run_time=min_run_time,
+        min_effect=min_effect,
+        seed=seed,
+        model_code=model_code,
+    )
+    seed = int(seed)  # of numpy, say
     with everything_undone():
         subject = Subject(factory, make_inputs, seed)
         model, args, kwargs = subject.checked()
@@ -96,14 +100,6 @@ def prescribe(
             subject, steps, lossy or signal_to_noise(), options | {"rtol": rtol, "atol": atol, "seed": seed}, progress
         )
         return bench.waterfall(skip, str(device), model_code or code_of_model(target_of(factory)))
-
-
-def _check_skip(skip: Collection[str]) -> None:
-    names = [*NAMES, *thread_counts(torch.get_num_threads())]
-    for name in skip:
-        if name not in names:
-            near = get_close_matches(str(name), names, n=1, cutoff=0.0)
-            raise PrescribeError(f"skip={name!r} is no step; expected some of {', '.join(names)}; nearest: {near[0]!r}")
 
 
 class _Bench:
@@ -246,7 +242,7 @@ class _Bench:
             self.setups.setdefault(stack, max(0.0, first_s - later_s))
 
     def _pays(self, row: ComparisonRow, stack: Stack, base: Stack) -> BreakEven | None:
-        if row.speedup is None or row.ci_low is None:
+        if row.speedup is None or row.ci_low is None or row.ratio_unknown:
             return None
         return break_even(self.setups.get(stack, 0.0), self.setups.get(base, 0.0), row)
 

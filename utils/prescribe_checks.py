@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .equivalence import Equivalence, declared_lossy
+from .prescribe_arguments import check_on_output
 from .prescribe_subject import PrescribeError
 from .timing import BenchmarkError, compare, guards
 
@@ -53,13 +54,29 @@ def with_loss(output: Any) -> Any:
     """The largest sixteenth of the values of every tensor is zero, as where a kernel forgets a block."""
 
     def lose(x: torch.Tensor) -> torch.Tensor:
-        if x.dtype is torch.bool or not x.numel():
+        if not x.numel():
+            return x
+        if x.dtype is torch.bool:
             return ~x
         flat = x.detach().clone().flatten()
         flat[flat.abs().topk(-(-flat.numel() // LOST)).indices] = 0
         return flat.view(x.shape)
 
     return guards.map_tensors(lose, output)
+
+
+def _indistinct(output: Any) -> str:
+    """Why a wrong output looks like this one: what its values are, or how small."""
+    wide = [x.detach().to(torch.complex128 if x.is_complex() else torch.float64) for x in guards.tensors(output)]
+    values = torch.cat([x.abs().flatten() for x in wide])
+    if not values.numel():
+        return "the output has no values"
+    finite = values[values.isfinite()]
+    largest = finite.max().item() if len(finite) else 0.0
+    if largest:
+        return f"its largest value is {largest:.3g}; is rtol or atol too wide for it?"
+    kinds = {"0": len(finite), "NaN": values.isnan().any(), "infinite": values.isinf().any()}
+    return f"every value of the output is {' or '.join(kind for kind, there in kinds.items() if there)}"
 
 
 def check_controls(
@@ -74,19 +91,17 @@ def check_controls(
 
     Raises PrescribeError where a wrong output passes, or where the plain call itself cannot be compared.
     """
-    dtypes: set[torch.dtype] = set()
-
-    def seen(output: Any) -> Any:
-        dtypes.update(tensor.dtype for tensor in guards.tensors(output))
-        return output
-
-    builder((), seen)()(*make_inputs(0))
+    output = builder(())()(*make_inputs(0))
+    tries_lossy = any(step.lossy and not reason for step, reason in steps)
+    if tries_lossy:
+        check_on_output(lossy, scaled(output, OFF["half"]), output)
+    dtypes = {tensor.dtype for tensor in guards.tensors(output)}
+    del output
     share = OFF["half"] if dtypes & {torch.float16, torch.bfloat16} else OFF["exact"]
     wrong = {
         f"{100 * share:.0f} % off": lambda output: scaled(output, share),
         f"1/{LOST} of the values lost": with_loss,
     }
-    tries_lossy = any(step.lossy and not reason for step, reason in steps)
     lossy_off = f"{100 * OFF['half']:.0f} % off, lossy"
     if tries_lossy:
         wrong |= {lossy_off: lambda output: scaled(output, OFF["half"]), "values lost, lossy": with_loss}
@@ -111,7 +126,8 @@ def check_controls(
     missed = [row.label for row in found if row.verdict != "invalid"]
     exact = [name for name in missed if not name.endswith("lossy")]
     if exact:
-        raise PrescribeError(f"the check does not find a wrong output ({exact[0]}); is rtol or atol too wide for it?")
+        reason = _indistinct(builder(())()(*make_inputs(0)))
+        raise PrescribeError(f"the check does not find a wrong output ({exact[0]}): {reason}")
     if tries_lossy and len(missed) == 2:
         raise PrescribeError("lossy: the metric does not find a wrong output (10 % off, or a sixteenth of it lost)")
     names = [name for name in wrong if not name.endswith("lossy")]

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from .figures import bytes_text
 from .timing import BreakEven, ComparisonRow
-from .timing.results import UNPROVEN, WIDTH, digits, interval, seconds
+from .timing.results import UNPROVEN, WIDTH, digits, interval_of, seconds
+from .unknown_ratio import UNKNOWN
 
+QUIETER = 20  # from so many times the rounds on, time is no remedy; as in the advice of utils.timing
 MARGIN = 18  # columns of a step's name with its mark
 
 
@@ -71,7 +73,7 @@ class Prescription:
 
     def _gains(self) -> list[str]:
         head = (
-            f"{'step':{MARGIN}}{'alone':>6} {'on best':>7} {'95 % interval':<14} {'total':>6}  {'verdict':<12}  answer"
+            f"{'step':{MARGIN}}{'alone':>6} {'on best':>7} {'95 % interval':<14} {'total':>6} {'verdict':<12}  answer"
         )
         threads = f", {self.threads} thread{'s' * (self.threads != 1)}" if self.device == "cpu" else ""
         plain = f"a plain call takes {seconds(self.plain_s)} on {self.device}{threads}"
@@ -82,10 +84,10 @@ class Prescription:
                 lines += _hung(name, f"{row.verdict}: {row.reason}")
                 continue
             against = row.on_best or row.alone
-            inside = interval(against.ci_low, against.ci_high) if row.on_best and against.speedup is not None else "-"
+            inside = interval_of(against) if row.on_best and against.speedup is not None else "-"
             rule = "-" if against.equivalence is None else against.equivalence.rule
             lines.append(
-                f"{name:{MARGIN}}{_ratio(row.alone):>6} {_ratio(row.on_best):>7} {inside:<14} {_ratio(row.total):>6}  "
+                f"{name:{MARGIN}}{_ratio(row.alone):>6} {_ratio(row.on_best):>7} {inside:<14} {_ratio(row.total):>6} "
                 f"{row.verdict:<12} {rule}".rstrip()
             )
         return lines
@@ -110,12 +112,51 @@ class Prescription:
 
     def _result(self) -> list[str]:
         if not self.kept:
-            return ["", "kept: nothing. No step is faster with the same answer: call the model as it is."]
+            return ["", *textwrap.wrap(f"kept: nothing. {_nothing(self.rows)}", WIDTH)]
         total = self.total
-        said = f"kept: {', '.join(self.kept)}. Together {_ratio(total)} {interval(total.ci_low, total.ci_high)}"
+        said = f"kept: {', '.join(self.kept)}. Together {_together(total)}"
         if self.pays is not None:
             said += f", {self.pays}"
         return ["", *textwrap.wrap(f"{said}. The code that was measured:", WIDTH), "", self.code.rstrip()]
+
+
+def _together(total: ComparisonRow) -> str:
+    """The ratio and its interval; the verdict too where it is not faster."""
+    if total.ratio_unknown:
+        return f"{UNKNOWN}, noise hides the ratio"
+    return f"{_ratio(total)} {interval_of(total)}" + f", {total.verdict}" * (total.verdict != "faster")
+
+
+def _nothing(rows: list[StepRow]) -> str:
+    """Why no step was kept. Where noise or an error left one open, it was not shown that it gains nothing."""
+    if not any(row.alone for row in rows):
+        return "No step was measured."
+    open_ = [row for row in rows if row.verdict == "inconclusive"]
+    failed = [row.name for row in rows if row.verdict == "error"]
+    if not (open_ or failed):
+        return "No step is faster with the same answer: call the model as it is."
+    said = ["No step was shown to be faster with the same answer."]
+    if open_:
+        said.append(f"Inconclusive: {', '.join(row.name for row in open_)}; {_settles(open_)}.")
+    if failed:
+        said.append(f"Failed: {', '.join(failed)}; the reason is above.")
+    return " ".join(said)
+
+
+def _settles(rows: list[StepRow]) -> str:
+    """What would decide inconclusive rows."""
+    found = [row.on_best or row.alone for row in rows]
+    if any(row.ratio_unknown for row in found):
+        return "noise hides even the ratio, run again on a machine that is not busy"
+    if not all(row.needed_rounds and row.n_rounds for row in found):
+        return "too few rounds, raise replicates and min_run_time of prescribe()"
+    factor = max(row.needed_rounds / row.n_rounds for row in found)
+    if factor >= QUIETER:
+        return "a quieter machine would help more than time"
+    rounds = max(row.needed_rounds for row in found)
+    return (
+        f"about {rounds:,} rounds would settle it, raise replicates and min_run_time of prescribe() {factor:.1f}-fold"
+    )
 
 
 def _proven(row: ComparisonRow | None) -> bool:

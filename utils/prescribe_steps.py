@@ -81,14 +81,16 @@ def _linearize(facts: Facts) -> Trial:
 
 def _sdpa(facts: Facts) -> Trial:
     """Scaled dot product attention, through the switch that transformers or diffusers gives a model."""
-    lines, imports, fused = [], [], False
+    lines, imports, fused, switchable = [], [], False, ""
     for path, part in _outermost(facts.model, "set_attn_implementation"):
+        switchable = switchable or type(part).__name__
         config = getattr(part, "config", None)
         now = getattr(config, "_attn_implementation", None)
         fused |= now in ("sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
         if now == "eager" and getattr(part, "_supports_sdpa", True):
             lines.append(f'{_at(path)}.set_attn_implementation("sdpa")')
     for path, part in _outermost(facts.model, "set_attn_processor"):
+        switchable = switchable or type(part).__name__
         kinds = {type(processor).__name__ for processor in getattr(part, "attn_processors", {}).values()}
         fused |= any("2_0" in kind or "SDPA" in kind for kind in kinds)
         if kinds == {"AttnProcessor"}:
@@ -99,7 +101,12 @@ def _sdpa(facts: Facts) -> Trial:
         return step, ""
     if fused:
         return step, f"{NOT_APPLICABLE}: the model uses it already"
-    return step, f"{NOT_APPLICABLE}: no attention of transformers or diffusers"
+    if switchable:
+        return step, f"{NOT_APPLICABLE}: the attention of {switchable} has no SDPA to switch to"
+    return step, (
+        f"{NOT_APPLICABLE}: no attention that can be switched was found (set_attn_implementation of transformers, "
+        "set_attn_processor of diffusers); attention written by hand: recipe 03 shows how to replace it"
+    )
 
 
 def _outermost(model: nn.Module, method: str) -> list[tuple[str, nn.Module]]:

@@ -169,7 +169,9 @@ def guarded(work: Callable[[], Any], label: str, when: str) -> Any:
 def failed(label: str, when: str, error: Exception) -> BenchmarkError:
     if type(error).__name__ == "FailOnRecompileLimitHit":
         return EagerFallbackError(f"{label!r} reached Dynamo's recompile limit at {when}: from here it would run eager")
-    first_line = (str(error).strip().splitlines() or [""])[0]
+    first_line, *rest = str(error).strip().splitlines() or [""]
+    if first_line.endswith(":"):  # "backend='inductor' raised:" and the reason on the next line
+        first_line = " ".join([first_line, *rest[:1]])
     return CallableFailedError(f"{label!r} failed at {when}: {type(error).__name__}: {first_line}"[:300])
 
 
