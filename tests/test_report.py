@@ -14,7 +14,17 @@ import pytest
 from toy_recipes import toy
 
 from utils.cookbook import cli, report_command
-from utils.cookbook.report import Section, add_cost, cost_section, latest, natural, prices, recipe_sections, times
+from utils.cookbook.report import (
+    Section,
+    add_cost,
+    cost_section,
+    latest,
+    natural,
+    pooled_text,
+    prices,
+    recipe_sections,
+    times,
+)
 from utils.cookbook.report_rows import column, described, machine_names, merge, row_files, spot_of
 from utils.rows import append_rows, code_hash
 
@@ -281,6 +291,11 @@ def test_a_mean_says_over_what_it_is_taken(tmp_path):
     assert section.notes[0] == "means over 2 cases (param.dtype): fast, 'b, c'. --by splits them"
     (section,) = recipe_sections(frame, ["case.k", "param.dtype"])
     assert len(section.notes) == 1 and "older code" not in section.notes[0] and "does not say" in section.notes[0]
+
+
+def test_points_over_several_candidates_name_the_label():
+    spots = [json.dumps({"recipe": "01_toy", "label": label, "case.k": 1}) for label in ("fast", "b")]
+    assert pooled_text(spots) == "2 cases (label)" and pooled_text(spots[:1]) == ""
 
 
 def test_by_adds_no_column_that_is_there(recipe, tmp_path, capsys):

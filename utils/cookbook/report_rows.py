@@ -272,7 +272,7 @@ def pooled(spots: Iterable[str]) -> tuple[int, list[str]]:
     """(number of different spots, the fields in which they differ): over what a mean of their rows is taken."""
     found = [json.loads(spot) for spot in dict.fromkeys(spots)]
     values = {name: [str(fields.get(name)) for fields in found] for name in set().union(*found)}
-    differ = [name for name, here in sorted(values.items()) if len(set(here)) > 1 and name not in ("recipe", "label")]
+    differ = [name for name, here in sorted(values.items()) if len(set(here)) > 1 and name != "recipe"]
     twin = {name: f"case.{name.partition('.')[2]}" for name in differ if name.startswith("param.")}
     return len(found), [name for name in differ if values[name] != values.get(twin.get(name))]
 
