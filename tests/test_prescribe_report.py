@@ -12,7 +12,11 @@ from utils.prescribe import prescribe
         (1.5, 90, "about 90 rounds would settle it, raise replicates and min_run_time of prescribe() 10.0-fold."),
         (1.5, 9000, "a quieter machine would help more than time."),
         (1.5, 0, "too few rounds, raise replicates and min_run_time of prescribe()."),
-        (1e9, 90, "noise hides even the ratio, run again on a machine that is not busy."),
+        (
+            1e9,
+            90,
+            "even the ratio is unknown, raise replicates and min_run_time of prescribe() on a quiet machine.",
+        ),
     ],
 )
 def test_what_noise_leaves_open_is_not_called_slow(monkeypatch, noise, needed, said):

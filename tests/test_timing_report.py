@@ -29,7 +29,8 @@ PEAKS = SimpleNamespace(gemm_flops_per_s=1e9, read_bytes_per_s=1e8)
             0.70,
             7,
             9999,
-            "noise_exceeds_effect: the ratio itself is unknown after 7 rounds; is the machine busy?",
+            "noise_exceeds_effect: the ratio itself is unknown after 7 rounds; is the machine busy? "
+            "If not, raise replicates and min_run_time",
         ),
         (
             0.05,

@@ -147,7 +147,7 @@ def _settles(rows: list[StepRow]) -> str:
     """What would decide inconclusive rows."""
     found = [row.on_best or row.alone for row in rows]
     if any(row.ratio_unknown for row in found):
-        return "noise hides even the ratio, run again on a machine that is not busy"
+        return "even the ratio is unknown, raise replicates and min_run_time of prescribe() on a quiet machine"
     if not all(row.needed_rounds and row.n_rounds for row in found):
         return "too few rounds, raise replicates and min_run_time of prescribe()"
     factor = max(row.needed_rounds / row.n_rounds for row in found)

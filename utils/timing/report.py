@@ -115,7 +115,10 @@ def _advice(estimate: statistics.Estimate, n_rounds: int, needed: int | None, ma
     if estimate.halfwidth is None:
         return "too_few_rounds: no interval from so few rounds; give more replicates or min_run_time"
     if is_unknown("inconclusive", *estimate.interval):
-        return f"noise_exceeds_effect: the ratio itself is unknown after {n_rounds} rounds; is the machine busy?"
+        return (
+            f"noise_exceeds_effect: the ratio itself is unknown after {n_rounds} rounds; "
+            "is the machine busy? If not, raise replicates and min_run_time"
+        )
     noise, factor = 100 * math.expm1(estimate.halfwidth), needed / n_rounds
     lever = "replicates" if estimate.halfwidth == estimate.between_halfwidth else "min_run_time"
     advice = f"raise {lever} {factor:.1f}-fold" if factor < 20 else "a quieter machine would help more than time"
