@@ -208,7 +208,7 @@ def test_a_compiler_that_fails_is_an_error_with_its_reason_and_leaves_nothing_be
     row = found["torch.compile"]
     assert row.verdict == "error" and not row.kept and said in row.reason and "\n" not in row.reason
     assert "torch.compile" not in found.code and found["BF16"].alone.verdict in MEASURED
-    assert "RuntimeError: no such" in " ".join(str(found).split())
-    assert "Failed: torch.compile" in str(found) or found.kept
+    text = " ".join(str(found).split())  # where a line ends depends on what BF16 did
+    assert "RuntimeError: no such" in text and ("Failed: torch.compile" in text or found.kept)
     assert {name: read() for name, (read, _) in SWITCHED.items()} == before
     check_code(found.code, lossy="BF16" in found.kept)
