@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from .figures import bytes_text
 from .timing import BreakEven, ComparisonRow
+from .timing.report import QUIETER, QUIETER_ADVICE
 from .timing.results import UNPROVEN, WIDTH, digits, interval_of, seconds
 from .unknown_ratio import UNKNOWN
 
-QUIETER = 20  # from so many times the rounds on, time is no remedy; as in the advice of utils.timing
 MARGIN = 18  # columns of a step's name with its mark
 
 
@@ -152,7 +152,7 @@ def _settles(rows: list[StepRow]) -> str:
         return "too few rounds, raise replicates and min_run_time of prescribe()"
     factor = max(row.needed_rounds / row.n_rounds for row in found)
     if factor >= QUIETER:
-        return "a quieter machine would help more than time"
+        return QUIETER_ADVICE
     rounds = max(row.needed_rounds for row in found)
     return (
         f"about {rounds:,} rounds would settle it, raise replicates and min_run_time of prescribe() {factor:.1f}-fold"

@@ -19,6 +19,9 @@ from .results import Comparison, ComparisonRow, Measurement
 FIXED_MIN_EFFECT = 0.05
 IMPOSSIBLE_SHARE = 1.15  # a limit is a sample too: healthy runs reached 1.06 of it
 
+QUIETER = 20  # from so many times the rounds on, time is no remedy
+QUIETER_ADVICE = "a quieter machine would help more than time"
+
 
 def report(
     contenders: list[Contender], settings: Settings, notes: list[str], flops: Any, bytes_moved: Any, peaks: Any
@@ -121,7 +124,7 @@ def _advice(estimate: statistics.Estimate, n_rounds: int, needed: int | None, ma
         )
     noise, factor = 100 * math.expm1(estimate.halfwidth), needed / n_rounds
     lever = "replicates" if estimate.halfwidth == estimate.between_halfwidth else "min_run_time"
-    advice = f"raise {lever} {factor:.1f}-fold" if factor < 20 else "a quieter machine would help more than time"
+    advice = f"raise {lever} {factor:.1f}-fold" if factor < QUIETER else QUIETER_ADVICE
     name = "noise_exceeds_effect" if estimate.halfwidth > math.log1p(margin) else "on_the_margin"
     return (
         f"{name}: ±{noise:.{1 if noise < 10 else 0}f} % after {n_rounds} rounds, margin {100 * margin:.3g} %; "
