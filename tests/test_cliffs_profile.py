@@ -233,7 +233,7 @@ def test_existing_hooks_and_training_mode_stay():
     assert len(seen) == 4 and model.training and len(model[0]._forward_hooks) == 1
 
 
-@pytest.mark.parametrize("bad", [nn.functional.relu, "model", lambda x: x], ids=str)
+@pytest.mark.parametrize("bad", [nn.functional.relu, "model", lambda x: x], ids=["function", "text", "lambda"])
 def test_what_is_no_model(bad):
     with pytest.raises(TypeError, match="expected an nn"):
         cliffs.find(bad, X)

@@ -153,6 +153,11 @@ def test_xdist_keeps_a_notebook_on_one_worker(counting, run):
     assert set.union(*workers.values()) == {"gw0", "gw1"}
 
 
+def test_names_of_tests_are_the_same_in_every_process(request):
+    """Else the workers of xdist disagree about the tests, and none runs."""
+    assert not [item.nodeid for item in request.session.items if " at 0x" in item.nodeid]
+
+
 def test_recipes_are_checked_for_structure_and_other_notebooks_are_not(pytester, run):
     recipes = pytester.mkdir("recipes")
     path = save(recipe(), recipes)
@@ -213,6 +218,16 @@ def test_the_environment_is_left_as_it_was(pytester, run, monkeypatch):
     pytester.makepyfile("import os\ndef test_it():\n    assert os.environ['COOKBOOK_DEVICE'] == 'cpu'")
     run().assert_outcomes(passed=1)
     assert os.environ["COOKBOOK_DEVICE"] == "cuda"
+
+
+@pytest.mark.parametrize("chosen", [None, "active"])
+def test_threads_that_wait_leave_the_core_to_others(pytester, run, monkeypatch, chosen):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+    value = chosen or "passive"
+    code_notebook(pytester.path, "a", ("import os\nprint(os.environ['OMP_WAIT_POLICY'])", f"{value}\n"))
+    run().assert_outcomes(passed=1)
 
 
 def test_a_kernel_finds_the_root_and_leaves_nothing_behind(pytester, run, tmp_path, monkeypatch):

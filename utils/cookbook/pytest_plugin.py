@@ -5,6 +5,7 @@ here is what it leaves out: a dead kernel is noticed, a notebook stops at its fi
 first gets those before it, and a failure says where it is and what to do.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     patch = pytest.MonkeyPatch()
     patch.setenv("COOKBOOK_DEVICE", "cpu")
     patch.setenv("PYTHONPATH", python_path(config.rootpath))
+    if "OMP_WAIT_POLICY" not in os.environ:  # a thread that waits by spinning takes the core of one that works: on a
+        patch.setenv("OMP_WAIT_POLICY", "passive")  # loaded machine cells took ten times as long and met the timeout
     config.add_cleanup(patch.undo)
 
 
