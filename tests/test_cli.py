@@ -135,9 +135,10 @@ def test_lab_opens_the_recipe_on_this_environment(notebooks, became, monkeypatch
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PYTHONPATH", "before")
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")  # so that it is put back
     assert cli.main(["lab", "7", "--no-browser"]) == 0
     [command] = became
-    assert command[:3] == [sys.executable, "-m", "jupyterlab"]
+    assert command[:3] == [sys.executable, "-m", "jupyterlab"] and os.environ["JUPYTER_PREFER_ENV_PATH"] == "1"
     assert command[-2:] == [str(notebooks / "07_conv3d_to_linear.ipynb"), "--no-browser"] and "--allow-root" in command
     assert os.environ["PYTHONPATH"] == f"{ROOT}{os.pathsep}before"
     assert cli.main(["lab", "--no-browser"]) == 0

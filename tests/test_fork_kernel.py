@@ -290,7 +290,7 @@ def test_interrupt_and_shutdown_reach_a_forked_kernel(monkeypatch):
         client.start_channels()
         try:
             await client.wait_for_ready(timeout=LIMIT)
-            hung = client.execute("import threading; print('up'); threading.Event().wait()")
+            hung = client.execute("import threading; print('up'); threading.Event().wait()", stop_on_error=False)
             while (await client.get_iopub_msg(timeout=LIMIT))["msg_type"] != "stream":
                 pass
             await manager.interrupt_kernel()

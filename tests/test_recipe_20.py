@@ -28,13 +28,14 @@ def as_it_was(monkeypatch):
 def recipe():
     """The names that the cells before the first check define; nothing is drawn or timed."""
     names = {"__name__": "recipe"}  # functions without a module confuse those who look
-    threads = torch.get_num_threads()
+    threads, tf32 = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
     for cell in code_cells(RECIPE):
         if "check" in tags(cell):
             break
         if "machine" not in tags(cell):
             exec(cell.source, names)
     torch.set_num_threads(threads)
+    torch.backends.cudnn.allow_tf32 = tf32
     return names
 
 

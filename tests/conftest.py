@@ -1,0 +1,39 @@
+"""A test file leaves the process as it found it: the next file on the same worker depends on it."""
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+def switches() -> dict[str, object]:
+    """What a test can leave behind and another one notices, by name."""
+    now: dict[str, object] = {f"os.environ[{name!r}]": value for name, value in os.environ.items()}
+    for theirs in [name for name in now if "_TORCHINDUCTOR_" in name or "PYTEST_" in name]:
+        del now[theirs]  # torch and pytest write these themselves
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return now
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    now |= {
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "cuda.matmul.allow_tf32": matmul.allow_tf32,
+        **{f"cudnn.{name}": getattr(cudnn, name) for name in ("allow_tf32", "benchmark", "deterministic")},
+    }
+    for module in ("torch._inductor.config", "torch._dynamo.config", "torch._functorch.config"):
+        if module in sys.modules:
+            now |= {f"{module}.{name}": repr(it) for name, it in sys.modules[module].get_config_copy().items()}
+    return now
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_changed() -> Iterator[None]:
+    before = switches()
+    yield
+    after = switches()
+    known = {name for name in before.keys() | after.keys() if name in before or "environ" in name}  # not what import adds
+    assert not {name: (before.get(name), after.get(name)) for name in known if before.get(name) != after.get(name)}
