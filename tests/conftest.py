@@ -27,6 +27,7 @@ def switches() -> dict[str, object]:
     for module in ("torch._inductor.config", "torch._dynamo.config", "torch._functorch.config"):
         if module in sys.modules:
             now |= {f"{module}.{name}": repr(it) for name, it in sys.modules[module].get_config_copy().items()}
+    now.pop("torch._inductor.config.aot_inductor.metadata", None)  # torch notes there what it compiled for
     return now
 
 
