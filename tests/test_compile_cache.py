@@ -3,10 +3,12 @@
 The functions here are matrix products: Inductor calls the library for them, so no C++ compiler is needed.
 """
 
+import hashlib
 import json
 import os
 import pickle
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -218,6 +220,37 @@ def test_a_path_that_cannot_be_written(empty_folder, tmp_path, kind):
     assert "\n" not in str(caught.value) and (tmp_path / "file").read_text() == "kept"
 
 
+@pytest.mark.parametrize("through_a_link", [False, True])
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_what_is_no_file_is_not_replaced(empty_folder, tmp_path, kind, through_a_link):
+    run()
+    path = tmp_path / kind
+    os.mkfifo(path) if kind == "pipe" else os.mknod(path, stat.S_IFSOCK | 0o600)
+    target = path
+    if through_a_link:
+        target = tmp_path / "link"
+        target.symlink_to(path)
+    with pytest.raises(OSError, match="is no regular file; choose another file") as caught:
+        save(target)
+    assert "\n" not in str(caught.value) and target.is_symlink() is through_a_link
+    assert path.is_fifo() if kind == "pipe" else path.is_socket()
+
+
+@pytest.mark.parametrize("options", ['"abc"', "[1]", "3", "[" * 100_000], ids=["text", "list", "number", "deep"])
+def test_a_record_of_another_shape_is_a_cold_compile(tmp_path, options):
+    rest = b'{"options": ' + options.encode() + b"}\nartifacts"
+    path = tmp_path / "model.bin"
+    digest = hashlib.sha256(rest).hexdigest().encode()
+    path.write_bytes(compile_cache.MAGIC + digest + b"\n" + rest)
+    path.chmod(0o600)
+    assert refused(path) == "its record is damaged"
+
+
+def test_hits_that_were_not_counted_yet_say_so():
+    with pytest.raises(AttributeError, match="nothing was counted yet; expected `with hits"):
+        _ = hits().verdict
+
+
 def test_a_full_disk_leaves_the_old_file(saved, monkeypatch):
     before = saved.read_bytes()
     run()
@@ -236,6 +269,7 @@ def test_wrong_arguments_are_said_in_one_line(tmp_path):
     wrong = [
         (dict(path=""), "path=''"),
         (dict(path=None), "path=None"),
+        (dict(path="a\0b"), "without a NUL"),
         (dict(path=path, dtype="float33"), "float33"),
         (dict(path=path, dtype="nn"), "no dtype"),
         (dict(path=path, config=["batch"]), "config="),

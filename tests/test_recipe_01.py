@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from recipe_notebook import claims_in, run_whole, source_with
+from recipe_notebook import claims_in, run_whole, set_up, source_with
 from torch import nn
 
 from utils.dynamic_range import audit
@@ -77,7 +77,7 @@ def made_up(baseline="float32", label="bfloat16", verdict="faster", low=2.5, hig
     "figures, verdict, said",
     [
         ((1000, 500, 0, 80, 40), "confirmed", "weights halve to the byte; the peak of a call does as well"),
-        ((1000, 500, 0, 80, 41), "refined", "weights halve to the byte; the peak of a call does not"),
+        ((1000, 500, 0, 80, 45), "refined", "weights halve to the byte; the peak of a call does not"),
         (
             (1000, 504, 8, 80, 40),
             "refined",
@@ -90,6 +90,23 @@ def made_up(baseline="float32", label="bfloat16", verdict="faster", low=2.5, hig
 def test_halving_the_memory_follows_its_rule(rules, figures, verdict, said):
     found = rules["memory_rule"](*figures)
     assert found[0] == verdict and found[1].startswith(said)
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"length": 0}, "length=0; expected a whole number above 0"),
+        ({"side": 0}, "side=0; expected a whole number above 0"),
+        ({"side": 32}, "side=32, .* expected more than 32"),
+        ({"threads": 0}, "threads=0; expected a whole number above 0"),
+        ({"patience": -1.0}, "patience=-1.0; expected more than 32, and seconds from 0 on"),
+        ({"patience": float("nan")}, "patience=nan; expected"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_the_set_up(given, told):
+    with pytest.raises(ValueError, match=told) as caught, torch.no_grad():
+        set_up(RECIPE, **given)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +131,17 @@ def test_the_gain_on_tensor_cores_needs_a_card_and_both_kinds_of_float32(rules):
     assert rules["against_both"]([plain, tf32]) == [plain, tf32]
     others = [made_up("float32", "TF32"), made_up("bfloat16", "float16"), made_up("float32", verdict="invalid")]
     assert rules["against_both"]([plain, tf32, *others]) == [plain, tf32]
-    for rows in ([plain], [tf32], [plain, *others], [made_up("float32", device="cpu"), made_up("TF32", device="cpu")]):
+    open_one = made_up("float32", verdict="inconclusive", low=0.5, high=9.0)  # says nothing
+    assert rules["against_both"]([plain, tf32, open_one]) == [plain, tf32]
+    elsewhere = made_up("TF32", device="cuda:1")
+    for rows in (
+        [plain, elsewhere],
+        [open_one, tf32],
+        [plain],
+        [tf32],
+        [plain, *others],
+        [made_up("float32", device="cpu"), made_up("TF32", device="cpu")],
+    ):
         assert rules["against_both"](rows) == []
 
 

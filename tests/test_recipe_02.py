@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recipe_notebook import code_cells, run_whole, said, source_of
+from recipe_notebook import code_cells, run_whole, said, set_up, source_of
 
 from utils.machine import has_compiler, missing
 from utils.rows import recorded_rows
@@ -157,6 +157,46 @@ def test_launches_are_judged_as_claims_yaml_says(rules, verdict, counts):
     assert rules.launch_rule(found)[0] == verdict
     worse = [*found, {"case.mode": "reduce-overhead", "launches": 50}]  # of another card: the worst one counts
     assert rules.launch_rule(worse)[0] == ("confirmed" if verdict == "confirmed" else "refuted")
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"eager": 0, "compile": 0, "reduce-overhead": 0},  # the profile saw nothing
+        {"eager": 9, "compile": 1},
+        {"compile": 1, "reduce-overhead": 1},
+    ],
+)
+def test_launches_that_were_not_counted_give_no_verdict(rules, counts):
+    found = [{"case.mode": mode, "launches": n} for mode, n in counts.items()]
+    assert rules.launch_rule(found)[0] == "not measurable here"
+
+
+@pytest.mark.parametrize(
+    "starts", [{"cold": 5.0, "eager": 1.0}, {"cold": 1.0, "eager": 1.0, "artifacts": 1.0}, {"x": 1.0}]
+)
+def test_starts_that_are_not_all_there_give_no_verdict(rules, starts):
+    counted = {"fxgraph_cache_hit": 2, "fxgraph_cache_miss": 0, "compiler_runs": 0}
+    found = [{"case.start": start, "setup_s": seconds, **counted} for start, seconds in starts.items()]
+    assert rules.start_rule(found)[0] == "not measurable here"
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"width": 0}, "width=0; expected whole numbers above 0"),
+        ({"threads": 0}, "threads=0; expected whole numbers above 0"),
+        ({"tokens": [16, 0]}, "tokens=0; expected whole numbers above 0"),
+        ({"tokens": ["a"]}, "tokens='a'; expected whole numbers above 0"),
+        ({"tokens": []}, r"tokens=\[\], .* expected one number of rows or more"),
+        ({"min_run_time": 0.0}, "min_run_time=0.0; expected .* seconds"),
+        ({"min_run_time": float("nan")}, "min_run_time=nan; expected .* seconds"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_the_set_up(given, told):
+    with pytest.raises(ValueError, match=told) as caught:
+        set_up(RECIPE, **given)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

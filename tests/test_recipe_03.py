@@ -1,5 +1,6 @@
 """Recipe 03: its technique, the rules of its claims on made-up rows, and wrong values refused before any work."""
 
+import itertools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ def names_of(*parts, **given):
 
 @pytest.fixture(scope="module")
 def rules():
-    return names_of("def gain_by_length", "def who_reaches")
+    return names_of("def gain_by_length", "def who_reaches", itertools=itertools)
 
 
 # ---------------------------------------------------------------------------------------------------- technique
@@ -33,7 +34,7 @@ def rules():
 
 @pytest.fixture(scope="module")
 def attend():
-    return names_of("def blockwise_attention(", torch=torch).blockwise_attention
+    return names_of("def check_arguments(", "def blockwise_attention(", torch=torch).blockwise_attention
 
 
 @pytest.mark.parametrize("factor", [1.0, 30.0, 1000.0])
@@ -50,6 +51,38 @@ def test_a_mask_and_causal_together_are_refused(attend):
         attend(q, q, q, block_size=2, mask=torch.ones(4, 4, dtype=torch.bool), is_causal=True)
 
 
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"block_size": 0}, "block_size=0; expected a whole number above 0"),
+        ({"block_size": -2}, "block_size=-2; expected"),
+        ({"block_size": 2.0}, "block_size=2.0; expected"),
+        ({"mask": torch.ones(4, 6, dtype=torch.int64)}, "mask is torch.int64; expected torch.bool"),
+        ({"mask": torch.ones(4, 6, dtype=torch.uint8)}, "mask is torch.uint8; expected torch.bool"),
+        ({"mask": torch.ones(4, 9)}, r"mask has shape \[4, 9\]; expected \[..., 4, 6\]"),
+        ({"mask": torch.ones(3, 6, dtype=torch.bool)}, r"mask has shape \[3, 6\]; expected"),
+        ({"mask": torch.tensor(True)}, r"mask has shape \[\]; expected"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(attend, given, told):
+    q, k = torch.randn(2, 4, 8), torch.randn(2, 6, 8)
+    with pytest.raises(ValueError, match=told) as caught:
+        attend(q, k, k, **({"block_size": 2} | given))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="expected at least one number in each vector"):
+        attend(q[..., :0], k[..., :0], k, block_size=2)
+
+
+@pytest.mark.parametrize("shape", [(6,), (1, 6), (4, 1), (2, 4, 6), (1, 1)])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float64])
+def test_masks_that_spread_are_taken(attend, shape, kind):
+    q, k = torch.randn(2, 4, 8, dtype=torch.float64), torch.randn(2, 6, 8, dtype=torch.float64)
+    mask = (torch.rand(shape) > 0.3).to(kind)
+    whole = mask.expand(2, 4, 6)
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=whole)
+    torch.testing.assert_close(attend(q, k, k, block_size=4, mask=mask), exact)
+
+
 # ---------------------------------------------------------------------------------------------------- S2
 
 
@@ -64,6 +97,8 @@ def row(length, speedup, verdict="faster", **more):
     [
         ([row(64, 2.1), row(1024, 3.9)], "confirmed"),
         ([row(1024, 3.9), row(64, 2.1)], "confirmed"),  # the order in the file does not matter
+        ([row(64, 2.4), row(64, 2.5), row(1024, 3.5), row(1024, 3.4)], "confirmed"),  # two runs of one card
+        ([row(64, 2.4), row(64, 3.6), row(1024, 3.5)], "refined"),  # one run says that it does not grow
         ([row(64, 1.2), row(1024, 3.0)], "refined"),  # short sequences gain less
         ([row(64, 2.5), row(1024, 7.0)], "refined"),  # long ones gain more
         ([row(64, 3.5), row(1024, 2.5)], "refined"),  # in the band, but falling
@@ -110,6 +145,7 @@ UNCLEAR = ((1.5, 1.9), (0.5, 0.6), (1.4, 1.6))
         (pairs(*WINS), "confirmed"),
         (pairs(*WINS) + pairs(*WINS, length=128), "confirmed"),
         (pairs(*WINS) + pairs(*BEATEN, length=128), "refined"),
+        (pairs(*WINS) + pairs(*WINS, length=128, same=False), "confirmed"),  # what is not equal is not compared
         (pairs(*WINS) + pairs(*UNCLEAR, length=128), "refined"),
         (pairs(*WINS) + pairs(*BEATEN, run="b"), "refined"),
         (pairs(*BEATEN), "refuted"),

@@ -125,6 +125,26 @@ def test_a_huge_pixel_leaves_the_fft_out(recipe):
     assert tuner.winners[key] == "direct" and list(tuner.left_out[key]) == ["fft"]
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-7])
+@pytest.mark.parametrize("zero_filters", [False, True])
+def test_an_image_that_tells_nothing_settles_nothing(recipe, scale, zero_filters):
+    """Zeros, as in a warm-up, pass every algorithm; the winner would serve wrong answers later."""
+    wrong, good = lambda x, w: recipe["fft"](x, w.flip(-1)), recipe["direct"]
+    tuner = recipe["Autotuner"]({"wrong": wrong, "good": good}, lambda fn, x, w: float(fn is good))
+    x, w = recipe["draw"](4, 12, 3)
+    tuner(x * scale, w * (not zero_filters))
+    assert list(tuner.winners.values()) == ["good"]
+    assert recipe["judge"](tuner(x, w), *recipe["truth"](x, w))
+
+
+@pytest.mark.parametrize("place", [torch.contiguous_format, torch.channels_last])
+def test_own_values_have_the_form_of_the_given_ones(recipe, place):
+    x = torch.zeros(2, 3, 5, 5, dtype=torch.bfloat16).to(memory_format=place)
+    own = recipe["own_values"](x)
+    assert (own.shape, own.stride(), own.dtype) == (x.shape, x.stride(), x.dtype)
+    assert own.float().std() > 0.5 and own.abs().max() <= 1
+
+
 def test_an_algorithm_that_raises_or_returns_something_else_is_left_out(recipe):
     def broken(x, w):
         raise RuntimeError("no kernel\nmany lines")
@@ -214,7 +234,8 @@ def test_rule_of_b2_counts_trials(rules):
 
 def reached(operation, verdict="equivalent", cudnn=False, same=True):
     """A made-up row of one operation, flag on against off."""
-    return {"case.operation": operation, "verdict": verdict, "ran_cudnn": cudnn, "same_kernels": same}
+    found = {"case.operation": operation, "verdict": verdict, "ran_cudnn": cudnn, "same_kernels": same}
+    return found | {"device_name": "a card"}
 
 
 CONV = reached("conv2d", "faster", cudnn=True, same=False)  # the profile can see cuDNN
@@ -237,6 +258,15 @@ def test_rule_of_b3_compares_on_with_off(rules, attention, verdict):
     assert rules["beside_convolution"]([CONV, *THREE, attention])[0] == verdict
     for blind in ([], [CONV | {"ran_cudnn": False}]):
         assert rules["beside_convolution"]([*blind, *THREE, attention])[0] == "not measurable here"
+
+
+@pytest.mark.parametrize("last", ["a card", "another"])
+def test_b3_looks_at_every_card(rules, last):
+    cards = ["another", "a card"] if last == "a card" else ["a card", "another"]
+    slowed = [reached(name, "slower") for name in ("linear", "attention", "layer_norm", "softmax")]
+    rows = [row | {"device_name": cards[0]} for row in (CONV, *slowed)]
+    rows += [row | {"device_name": cards[1]} for row in (CONV, *THREE, reached("attention"))]
+    assert rules["beside_convolution"](rows)[0] == "refuted"
 
 
 @pytest.mark.parametrize(

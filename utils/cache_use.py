@@ -119,6 +119,8 @@ class hits:
         return self._final or self._counters.use(tuple(dict.fromkeys(self._reasons)))
 
     def __getattr__(self, name: str) -> Any:
+        if name == "use":  # its property found nothing yet
+            raise AttributeError("nothing was counted yet; expected `with hits() as use:` around the calls")
         if name.startswith("_"):
             raise AttributeError(name)  # before __enter__, or asked for by copy and pickle
         return getattr(self.use, name)

@@ -262,9 +262,10 @@ def _parsed(data: bytes) -> tuple[dict[str, Any], bytes | None]:
     head, _, payload = rest.partition(b"\n")
     try:
         record = json.loads(head)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested without end
         record = None
-    return (record, payload) if isinstance(record, dict) else ({"problem": "its record is damaged"}, None)
+    whole = isinstance(record, dict) and isinstance(record.get("options") or {}, dict)
+    return (record, payload) if whole else ({"problem": "its record is damaged"}, None)
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,6 +14,8 @@ def checked_path(path: str | os.PathLike) -> Path:
     """The absolute path. Raises ValueError when `path` is not the name of a file."""
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path).strip():
         raise ValueError(f"path={path!r}; expected the name of a file")
+    if "\0" in os.fspath(path):
+        raise ValueError(f"path={path!r}; expected the name of a file, without a NUL character")
     return Path(path).expanduser().absolute()
 
 
@@ -29,6 +31,8 @@ def write(target: Path, data: bytes) -> None:
                 folder.mkdir(mode=0o700, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.exists() and not target.is_file():  # replacing a device or a pipe would take it from everybody
+            raise FileExistsError(errno.EEXIST, "it is there and is no regular file")
         handle, scratch = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
