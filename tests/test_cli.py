@@ -126,6 +126,8 @@ def became(monkeypatch):
 
 def test_test_is_pytest_in_the_root(notebooks, became):
     Path("mine.py").touch()
+    assert cli.main(["test"]) == 0 and became == [ROOT, [sys.executable, "-m", "pytest", "-n", "2"]]
+    became.clear()
     assert cli.main(["test", "-x", "mine.py::test_a", "-k", "not slow", "tests/absent.py"]) == 0
     mine = f"{Path('mine.py').resolve()}::test_a"
     assert became == [ROOT, [sys.executable, "-m", "pytest", "-x", mine, "-k", "not slow", "tests/absent.py"]]

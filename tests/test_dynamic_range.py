@@ -570,3 +570,36 @@ def test_on_a_gpu():
         model, inputs = copy.deepcopy(model).cuda(), [x.cuda() for x in inputs]
         report = audit(model, *inputs, dtype=FP16)
         assert (report.first and (report.first.path, report.first.op)) == expected, name
+
+
+TINY = torch.tensor([1e-5, 2e-5])
+HALF = torch.full((4,), 0.5)
+
+
+@pytest.mark.parametrize(
+    "fn, x",
+    [
+        (lambda x: x / (x.var(unbiased=False) + 1e-8).sqrt(), HALF),
+        (lambda x: (x - x.mean()) / (x.square().mean() + 1e-8).sqrt(), TINY),
+        (lambda x: (x - x.mean()) / (x.square().mean(-1, keepdim=True) + 1e-8) ** 0.5, TINY),
+        (lambda x: x / (x * 1e-8).sqrt().sqrt()[None], HALF),
+        (lambda x: x / (x * 1e-8).sqrt_(), HALF),
+        (lambda x: (x * 1e-8).sqrt().log(), HALF),
+    ],
+)
+def test_the_root_of_a_number_that_became_zero_is_no_divisor(fn, x):
+    """A norm with an eps below the smallest FP16 number: it is gone before the root."""
+    assert fn(x).isfinite().all() and not fn(x.half()).isfinite().all()
+    assert audit(fn, x, dtype="float16").first.kind == "zero divisor"
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x / ((x * 1e-8).sqrt() + 1e-3),  # what is added after the root stays
+        lambda x: x / (x * 1e-2).sqrt(),
+        lambda x: x / (x * 1e-3).square().sqrt(),
+    ],
+)
+def test_a_root_that_stays_is_a_divisor(fn):
+    assert fn(HALF.half()).isfinite().all() and audit(fn, HALF, dtype="float16")

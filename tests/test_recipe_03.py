@@ -188,6 +188,14 @@ def test_s5_follows_its_rule(rules, reached, expected):
     [
         ({"dtype": "float8"}, "dtype='float8'; expected one of float32, bfloat16, float16"),
         ({"backend": "nope"}, "backend='nope'; expected one of auto, math, flash, efficient"),
+        (
+            {"backend": "efficient", "device": "cpu"},
+            "backend='efficient' does not exist on a CPU; expected one of auto, math, flash",
+        ),
+        (
+            {"head_dim": 512},
+            "head_dim=512; expected at most 128: q, k and v must be small beside the L x L matrix",
+        ),
         ({"lengths": []}, "lengths=[]; expected whole numbers above 0, at least one"),
         ({"lengths": 64}, "lengths=64; expected whole numbers above 0, at least one"),
         ({"lengths": [64, 0]}, "lengths=[64, 0]; expected whole numbers above 0, at least one"),

@@ -12,7 +12,9 @@ later one can hide it: `clamp`, `nan_to_num`, a mask or a softmax make a wrong o
 It is a prediction. Each result is judged at its float32 value, so rounding on the way is not in it: near a limit
 (within a few per cent) reality may fall on the other side. Inside one kernel (a matrix product, a sum, a norm, fused
 attention) wide accumulation is assumed, as on CPUs and current GPUs; a kernel that adds up in FP16 overflows earlier.
-Look at `headroom`, not only at yes or no.
+Look at `headroom`, not only at yes or no. An underflow is reported where it happens. What it does later is followed
+when the number, its root or a view of them divides or goes through a logarithm, and not through other arithmetic: so
+read `underflows` too.
 
 Not seen: what a Triton or C++ extension does inside, and arithmetic outside torch. The model must run eagerly.
 """

@@ -153,8 +153,9 @@ def trace(model: nn.Module, *inputs: Any, **kwargs: Any) -> LayoutReport:
 
     A step is "kept" (channels_last in and out), "lost" (channels_last in, something else out), "converted"
     (something else in, channels_last out), "plain" (no channels_last on either side) or "unclear" (a tensor that is
-    both formats at once). A copy is any operation that reads one of the two formats and writes the other, also between
-    modules; it is named by the module that it ran in.
+    both formats at once). A copy is one of torch's copies (clone, copy_, contiguous, .to) that reads one of the two
+    formats and writes the other, also between modules; it is named by the module that it ran in. An operation that
+    mixes both (cat, +) picks one of them: no copy is listed, the next module shows which.
 
     The model's outputs, hooks, training flag and weights are left as they were, also after an error. Raises TypeError
     when `model` is no module or does not take these arguments; ValueError when no tensor is given, when tensors lie on

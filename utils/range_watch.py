@@ -72,12 +72,15 @@ class Finding:
 
 
 class Claimed(Tensor):
-    """A float32 tensor (`wide`) that says it is 16 bits. `over`: some value is outside the range already."""
+    """A float32 tensor (`wide`) that says it is 16 bits. `over`: some value is outside the range already.
+
+    `roots`: how often a square root was taken last. The root of a number that became 0 is 0, however large it looks.
+    """
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, wide: Tensor, dtype: torch.dtype, over: bool = False, source: str = ""):
+    def __new__(cls, wide: Tensor, dtype: torch.dtype, over: bool = False, source: str = "", roots: int = 0):
         made = Tensor._make_wrapper_subclass(
             cls,
             wide.shape,
@@ -86,7 +89,7 @@ class Claimed(Tensor):
             dtype=dtype,
             device=wide.device,
         )
-        made.wide, made.over, made.source = wide, over, source
+        made.wide, made.over, made.source, made.roots = wide, over, source, roots
         return made
 
     def __repr__(self, **_) -> str:
@@ -169,13 +172,16 @@ class Watch(TorchDispatchMode):
         if known is not None:  # written in place
             if isinstance(known, Claimed):
                 known.over = self._look(leaf, known.dtype, name, over, leaves)
+                known.roots = known.roots + 1 if _is_root(name, leaves) else 0
             return known
         if claim not in HALVES:
             return leaf
+        given = next((item for item in leaves if isinstance(item, Claimed)), None)
         if func.is_view or name == "_unsafe_view":
-            source = next((item.source for item in leaves if isinstance(item, Claimed)), "")
-            return Claimed(leaf, claim, over, source)
-        return Claimed(leaf, claim, self._look(leaf, claim, name, over, leaves))
+            kept = ("", 0) if given is None else (given.source, given.roots)
+            return Claimed(leaf, claim, over, *kept)
+        roots = 0 if given is None or not _is_root(name, leaves) else given.roots + 1
+        return Claimed(leaf, claim, self._look(leaf, claim, name, over, leaves), roots=roots)
 
     def _claims(self, func, name, args, kwargs, out) -> list[torch.dtype]:
         """The dtypes that the results would have: this operation on meta tensors of the claimed dtypes."""
@@ -263,7 +269,7 @@ class Watch(TorchDispatchMode):
                 note = f"{args[0].source} goes back to {str(wanted)[6:]} here, and the cast has rounded it"
                 self._add("rounded", name, 0.0, 0.0, lost, args[0].numel(), note=note)
         if name in _DIVIDES and len(args) > _DIVIDES[name] and isinstance(args[_DIVIDES[name]], Claimed):
-            size = args[_DIVIDES[name]].wide.abs()
+            size = args[_DIVIDES[name]].wide.abs() ** (2 ** args[_DIVIDES[name]].roots)  # what became 0, or did not
             gone = (size > 0) & (size <= self.format.rounds_to_zero)
             if args[_DIVIDES[name]].dtype is self.dtype and bool(gone.any()):
                 least = size[gone].min().item()
@@ -326,6 +332,10 @@ class Format:
         self.rounds_to_zero = self.smallest / 2  # this and below become 0
         top = 2.0 ** math.floor(math.log2(info.max))  # the power of two below the largest number
         self.rounds_to_inf = top * (2 - info.eps / 2)  # 65,520 in fp16: this and above become inf
+
+
+def _is_root(name: str, leaves: list) -> bool:
+    return name in ("sqrt", "sqrt_") or (name in ("pow", "pow_") and any(type(x) is float and x == 0.5 for x in leaves))
 
 
 def _is_half(leaf: Any) -> bool:

@@ -114,9 +114,10 @@ def plan(names: list[str], given: list[str], preset: str | None) -> list[Any]:
 def test(context: typer.Context) -> None:
     """Everything that CI runs.
 
-    Unit tests, structure check, every notebook under nbval. Arguments go to pytest.
+    Unit tests, structure check, every notebook under nbval, on two workers. Arguments go to pytest; with any, there is
+    one worker unless they say -n.
     """
-    arguments = []
+    arguments = [] if context.args else ["-n", "2"]
     for argument in context.args:
         file, mark, rest = argument.partition("::")
         exists = not argument.startswith("-") and Path(file).exists()
