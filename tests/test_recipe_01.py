@@ -77,7 +77,7 @@ def made_up(baseline="float32", label="bfloat16", verdict="faster", low=2.5, hig
     "figures, verdict, said",
     [
         ((1000, 500, 0, 80, 40), "confirmed", "weights halve to the byte; the peak of a call does as well"),
-        ((1000, 500, 0, 80, 45), "refined", "weights halve to the byte; the peak of a call does not"),
+        ((1000, 500, 0, 80, 41), "refined", "weights halve to the byte; the peak of a call does not"),
         (
             (1000, 504, 8, 80, 40),
             "refined",

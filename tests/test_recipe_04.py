@@ -73,6 +73,7 @@ def test_l2_names_the_losing_rows(rules):
         ([row(1.2), row(1.3)], "refuted"),
         ([row(1.2, "inconclusive")], "not measurable here"),
         ([row(1.2, same=False)], "not measurable here"),
+        ([row(1.4), row(1.0, "equivalent")], "not measurable here"),  # NCHW wins nowhere, channels_last not throughout
     ],
 )
 def test_l7_follows_its_rule(rules, rows, expected):

@@ -244,6 +244,8 @@ def test_buckets_of_no_size_and_outputs_without_a_batch_are_refused(recipe, reco
         recipe["in_buckets"](lambda x: x, [], torch.zeros(1, 3))
     with pytest.raises(ValueError, match="sizes="):
         recipe["in_buckets"](lambda x: x, [2, 0], torch.zeros(1, 3))
+    with pytest.raises(ValueError, match=r"an output is \[4\] for 4 rows and \[5\] for 5; expected tensors to cut"):
+        recipe["in_buckets"](lambda x: (x, len(x)), [2, 4], torch.zeros(1, 3))
     for fn in (lambda x: x.sum(), lambda x: x.mean(0), lambda x: x.T, lambda x: {"a": (x, x.sum(1).sum(0))}):
         for size in (2, 3):  # 3: the output is as long as the bucket
             with pytest.raises(ValueError, match=rf" for {size} rows and .* for {size + 1}; expected a row"):
@@ -339,6 +341,8 @@ def graph(speedup, verdict="faster", launches=1, same=True):
         ([graph(5.0, launches=None)], "not measurable here"),  # nobody counted
         ([graph(5.0), graph(1.1, "inconclusive")], "refined"),  # not shown at every size
         ([graph(5.0), graph(5.0, same=False)], "refined"),
+        ([graph(5.0), graph(None, "invalid", launches=None, same=False)], "refined"),  # as `compare` gives it
+        ([graph(5.0), graph(None, "error", launches=None, same=None)], "refined"),
         ([graph(5.0, same=False)], "not measurable here"),
         ([graph(None, "error", same=None)], "not measurable here"),
         ([graph(1.1, "inconclusive")], "not measurable here"),
@@ -377,6 +381,7 @@ def compiled(label, same=True, graph_launches=1, kept=True):
         ([compiled("mode", graph_launches=0), compiled("hand")], "refined"),
         ([compiled("mode", graph_launches=0), compiled("hand", same=False)], "refuted"),
         ([compiled("mode", same=False), compiled("hand"), compiled("mode")], "refined"),  # wrong at one size
+        ([{"label": "mode", "same": False}, compiled("hand"), compiled("mode")], "refined"),  # as `compare` gives it
         ([compiled("mode")], "not measurable here"),  # the hand-made capture is part of the rule
         ([compiled("hand")], "not measurable here"),
         ([{"label": "mode", "same": True}, compiled("hand")], "not measurable here"),
