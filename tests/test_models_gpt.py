@@ -65,6 +65,10 @@ def test_unknown_size_names_the_nearest():
     (dict(vocab_size=-3), ValueError, "vocab_size is -3; expected at least 1"),
     (dict(width=384.0), TypeError, "width is 384.0; expected a whole number"),
     (dict(feed_forward=True), TypeError, "feed_forward is True; expected a whole number"),
+    (dict(rope_base="x"), TypeError, "rope_base is 'x'; expected a number above 0"),
+    (dict(rope_base=0), ValueError, "rope_base is 0; expected a number above 0"),
+    (dict(norm_eps=-1), ValueError, "norm_eps is -1; expected a number above 0"),
+    (dict(norm_eps=float("nan")), ValueError, "norm_eps is nan; expected a number above 0"),
 ])  # fmt: skip
 def test_sizes_that_cannot_be_are_refused(given, error, message):
     with pytest.raises(error, match=message):
@@ -81,6 +85,12 @@ def test_sizes_that_cannot_be_are_refused(given, error, message):
 def test_load_refuses_another_kind_of_argument(given, message):
     with pytest.raises(TypeError, match=message):
         gpt.load(**{"size": "tiny"} | given)
+
+
+@pytest.mark.parametrize("seed", [2**64, 2**70, -(2**63) - 1])
+def test_a_seed_that_no_generator_takes_is_refused(seed):
+    with pytest.raises(ValueError, match=f"seed is {seed}; expected a whole number of 64 bits"):
+        gpt.load("tiny", seed=seed)
 
 
 def test_heads_must_leave_pairs():
@@ -283,6 +293,29 @@ def test_no_model_and_no_cache_are_refused_by_name():
         prefill(TINY, torch.tensor([[1]]), None)
 
 
+@pytest.mark.parametrize(("tokens", "message"), [
+    (torch.tensor([[1, 2]]).to_sparse(), "tokens is torch.sparse_coo; expected a dense tensor with values"),
+    (torch.zeros(1, 2, dtype=torch.int64, device="meta"), "tokens is on meta; expected a dense tensor with values"),
+])  # fmt: skip
+def test_tokens_without_readable_values_are_refused_before_any_write(tokens, message):
+    cache = gpt.new_cache(TINY, 1, 8)
+    before = cache_state(cache)
+    with pytest.raises(TypeError, match=message):
+        gpt.prefill(TINY, tokens, cache)
+    assert same_state(before, cache_state(cache))
+    with pytest.raises(TypeError, match=message.replace("tokens", "prompt")):
+        gpt.generate(TINY, [tokens[0]], 1)
+
+
+def test_a_model_that_is_trained_leaves_no_gradients_in_the_cache():
+    model = gpt.load("tiny").requires_grad_(True)
+    cache = gpt.new_cache(model, 1, 8)
+    logits = gpt.prefill(model, torch.tensor([[1, 2, 3]]), cache)
+    gpt.decode_step(model, torch.tensor([4]), cache)
+    kept = [logits, cache.logits, *cache.kv]
+    assert not any(t.requires_grad for t in kept), "each step would keep the graph of all steps before it"
+
+
 def test_an_empty_row_in_an_empty_cache_is_refused():
     with pytest.raises(ValueError, match="prompt is empty"):
         prefill(TINY, torch.tensor([[1], [2]]), new_cache(TINY, batch=2, slots=4), lengths=[1, 0])
@@ -384,6 +417,25 @@ def test_llama_gives_the_same_logits_and_tokens():
     torch.testing.assert_close(TINY(prompt[None]), llama(prompt[None]).logits, rtol=1e-4, atol=1e-5)
     made = llama.generate(prompt[None], max_new_tokens=12, min_new_tokens=12, do_sample=False)[0, 9:]
     assert torch.equal(made, generate(TINY, [prompt], 12)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_llama_gets_the_very_same_weights_in_every_dtype(dtype):
+    model = gpt.load("tiny", dtype=dtype)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1 + 1e-3)  # float64 values that float32 does not have
+    found = gpt_llama.to_llama(model).state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in gpt_llama.llama_state_dict(model).items())
+
+
+@pytest.mark.parametrize(("state", "config", "message"), [
+    (None, TINY.config, "state is None; expected a state_dict"),
+    ({}, "tiny", "config is 'tiny'; expected a GPTConfig"),
+])  # fmt: skip
+def test_from_llama_refuses_another_kind_of_argument(state, config, message):
+    with pytest.raises(TypeError, match=message):
+        gpt_llama.from_llama(state, config)
 
 
 def test_llama_state_dict_round_trip_is_exact():

@@ -88,6 +88,24 @@ def test_int8_is_near_and_its_error_is_that_of_half_a_step():
     torch.testing.assert_close(rows(x), kept @ x)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_int8_of_half_precision_has_no_step_outside_its_range(dtype):
+    """In bfloat16 127 steps of a row round to 128, which an int8 does not have: the largest weight changed its sign."""
+    weight = torch.randn(512, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    weight[3] *= 1e-4  # its step is below the smallest float16
+    weight[4] = 0
+    rows = Rows(weight, int8=True)
+    steps = rows.weight.flatten(0, 1)
+    assert steps.min() >= -127 and (rows.scale > 0).all() and not steps[4].any()
+    kept = steps.double() * rows.scale.double()[:, None]
+    largest = weight.double().abs().amax(1, keepdim=True)
+    assert ((kept - weight.double()).abs() <= largest / 254 * 1.0001).all()
+    x = 100 * torch.randn(64, generator=torch.Generator().manual_seed(1)).to(dtype)  # a sum of steps passes 65,504
+    found, expected = rows(x), kept @ x.double()
+    assert found.dtype is dtype
+    torch.testing.assert_close(found.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-4)
+
+
 def test_int8_agrees_mostly_and_reads_fewer_bytes(model):
     exact, small = FastGPT(model, 64, how="eager"), FastGPT(model, 64, weights="int8", how="eager")
     text = [*PROMPT, *exact.generate(PROMPT, 50).tolist()]

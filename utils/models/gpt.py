@@ -9,31 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from numbers import Integral
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-def short(value: object) -> str:
-    """What to show of a wrong value: one line of at most 60 characters."""
-    return " ".join(repr(value).split())[:60]
-
-
-def whole(name: str, value: int, at_least: int | None = None) -> None:
-    """TypeError where `value` is no whole number, ValueError where it is below `at_least`; one line each."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} is {short(value)}; expected a whole number")
-    if at_least is not None and value < at_least:
-        raise ValueError(f"{name} is {value}; expected {'0 or more' if at_least == 0 else f'at least {at_least}'}")
+from .whole_numbers import prompt_ids, real, short, whole, whole_numbers, with_values
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """Sizes of a GPT. The defaults are the full model: exactly 11,389,824 parameters.
 
-    TypeError, ValueError: a size that is no whole number of at least 1, or a width that is no multiple of 2 x heads.
+    TypeError, ValueError: a size that is no whole number of at least 1, a width that is no multiple of 2 x heads, a
+    rope_base or norm_eps that is no number above 0.
     """
 
     vocab_size: int = 1000
@@ -49,6 +38,8 @@ class GPTConfig:
             whole(size.name, getattr(self, size.name), at_least=1)
         if self.width % (2 * self.heads):
             raise ValueError(f"width {self.width} must be a multiple of 2 x {self.heads} heads: RoPE turns pairs")
+        real("rope_base", self.rope_base, above=0)
+        real("norm_eps", self.norm_eps, above=0)
 
     @property
     def head_size(self) -> int:
@@ -72,7 +63,6 @@ SIZES = {
     "full": GPTConfig(),
 }
 FLOATS = ("float32", "float64", "float16", "bfloat16")
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Layer(nn.Module):
@@ -156,6 +146,8 @@ def load(
     if not isinstance(size, str | GPTConfig):
         raise TypeError(f"size is {short(size)}; expected one of {', '.join(SIZES)}, or a GPTConfig")
     whole("seed", seed)
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed is {short(seed)}; expected a whole number of 64 bits")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         near = get_close_matches(str(dtype).removeprefix("torch."), FLOATS, n=1, cutoff=0)[0]
         raise TypeError(f"dtype is {short(dtype)}; expected a torch.dtype of real numbers; nearest: torch.{near}")
@@ -244,6 +236,7 @@ def new_cache(model: GPT, batch: int, slots: int) -> KVCache:
     )
 
 
+@torch.no_grad()  # a graph of gradients would keep every step alive
 def prefill(model: GPT, tokens: Tensor, cache: KVCache, lengths: Sequence[int] | Tensor | None = None) -> Tensor:
     """Store a prompt, or its next piece, and return what the last token of each sequence predicts: logits [B, V].
 
@@ -333,6 +326,7 @@ def generate(
     return torch.stack(made, dim=1) if made else tokens.new_zeros(len(prompts), 0)
 
 
+@torch.no_grad()
 def generate_uncached(model: GPT, prompt: Sequence[int] | Tensor, new_tokens: int) -> Tensor:
     """Greedy decoding of ONE prompt without a cache, the reference: every step computes every position. [new_tokens]
 
@@ -350,27 +344,6 @@ def generate_uncached(model: GPT, prompt: Sequence[int] | Tensor, new_tokens: in
 # Checks. All of them run before the first write.
 
 
-def whole_numbers(name: str, given: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """`given` as an int64 tensor. TypeError, one line: fractions, truth values, text, anything else; nothing is cut."""
-    mixed = isinstance(given, list | tuple) and any(isinstance(one, bool) for one in given)  # torch takes True for 1
-    try:
-        found = None if mixed or isinstance(given, str) else torch.as_tensor(given, device=device)
-    except (TypeError, ValueError, RuntimeError):  # no numbers, or lists of different length
-        found = None
-    empty = found is not None and found.numel() == 0  # an empty list is a float tensor
-    if not empty and (found is None or found.dtype not in WHOLE):
-        raise TypeError(f"{name} is {short(given)}; expected whole numbers")
-    return found.to(torch.int64)
-
-
-def prompt_ids(prompt: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """One prompt as int64 [L]. TypeError: no whole numbers. ValueError: another shape."""
-    found = whole_numbers("prompt", prompt, device)
-    if found.ndim != 1:
-        raise ValueError(f"prompt {short(prompt)} has shape {tuple(found.shape)}; expected [length], the ids of a text")
-    return found
-
-
 def check_model(model: GPT) -> None:
     """TypeError: no GPT, compiled or not."""
     if not isinstance(getattr(model, "config", None), GPTConfig):
@@ -383,6 +356,7 @@ def _check_tokens(model: GPT, tokens: Tensor) -> None:
         raise TypeError(f"tokens are {short(tokens)}; expected a tensor [batch, length]")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"tokens are {tokens.dtype}; expected torch.int64 or torch.int32")
+    with_values("tokens", tokens)
     if tokens.ndim != 2:
         raise ValueError(f"tokens have shape {tuple(tokens.shape)}; expected [batch, length]")
     if tokens.numel() == 0:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import gpt, nearest
+from .whole_numbers import prompt_ids, whole
 
 HOW = ("eager", "compile", "aot")
 WEIGHTS = ("float", "int8")
@@ -31,19 +32,22 @@ class Rows(nn.Module):
 
     `F.linear` would call a library that is made for many vectors; the compiler makes one loop of this sum. The rows are
     read at four distant places at once: memory answers several questions in the time of one.
-    int8: a row is stored as whole numbers from -127 to 127 and one scale.
+    int8: a row is stored as whole numbers from -127 to 127 and one scale. Sums and scales of half precision are
+    float32: there 127 steps may round to 128, and a sum of steps may pass the largest number.
     """
 
     def __init__(self, weight: Tensor, int8: bool):
         super().__init__()
-        scale = weight.abs().amax(1) / 127 if int8 else None
-        kept = (weight / scale[:, None]).round().to(torch.int8) if int8 else weight.clone()
-        self.register_buffer("weight", kept.unflatten(0, (STREAMS if len(kept) % STREAMS == 0 else 1, -1)))
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        scale = (wide.abs().amax(1) / 127).clamp(min=torch.finfo(wide.dtype).tiny) if int8 else None  # a row of zeros
+        steps = (wide / scale[:, None]).round().clamp(-127, 127).to(torch.int8) if int8 else weight.clone()
+        self.register_buffer("weight", steps.unflatten(0, (STREAMS if len(steps) % STREAMS == 0 else 1, -1)))
         self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.stack([(rows.to(x.dtype) * x).sum(-1) for rows in self.weight.unbind()]).flatten()
-        return y if self.scale is None else y * self.scale
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = torch.stack([(rows.to(wide) * x.to(wide)).sum(-1) for rows in self.weight.unbind()]).flatten()
+        return (y if self.scale is None else y * self.scale).to(x.dtype)
 
 
 def stored(x: Tensor) -> Tensor:
@@ -127,7 +131,7 @@ class FastGPT:
             if value not in known:
                 raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}; {nearest(value, known)}")
         gpt.check_model(model)
-        gpt.whole("slots", slots, at_least=1)
+        whole("slots", slots, at_least=1)
         self.model, self.slots = model, slots
         blocks = max(3, -(-slots // BLOCK)) + 1  # one more than is read: the compiler meets no special case
         shape = (model.config.heads, blocks * BLOCK, model.config.head_size)
@@ -154,7 +158,7 @@ class FastGPT:
 
         ValueError, TypeError before any write: no token, no whole numbers, an id out of range, more tokens than slots.
         """
-        tokens = gpt.prompt_ids(prompt, self.model.device)[None]
+        tokens = prompt_ids(prompt, self.model.device)[None]
         length = tokens.shape[1]
         if length > self.slots:
             raise ValueError(f"the prompt has {length} tokens; the cache has {self.slots} slots")
@@ -169,8 +173,8 @@ class FastGPT:
     @torch.no_grad()
     def generate(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> Tensor:
         """The next `new_tokens` tokens, [new_tokens]. Before any write: errors as in `prefill`, a negative number."""
-        gpt.whole("new_tokens", new_tokens, at_least=0)
-        prompt = gpt.prompt_ids(prompt, self.model.device)
+        whole("new_tokens", new_tokens, at_least=0)
+        prompt = prompt_ids(prompt, self.model.device)
         length = len(prompt)
         last = length + max(new_tokens - 1, 0)
         if last > self.slots:

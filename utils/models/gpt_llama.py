@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from .gpt import GPT, GPTConfig
+from .whole_numbers import short
 
 
 def to_llama(model: GPT):
-    """A `transformers.LlamaForCausalLM` with these weights: same tokens, half-split RoPE. Imports transformers."""
+    """A `transformers.LlamaForCausalLM` with these weights, bit for bit, and half-split RoPE. Imports transformers.
+
+    transformers turns by float32 angles in every dtype, so float64 logits differ by that rounding, which grows with the
+    position.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = model.config
@@ -29,8 +36,9 @@ def to_llama(model: GPT):
             pad_token_id=None,
         )
     )
+    llama = llama.to(device=model.device, dtype=model.dtype)  # before the weights come: else they pass through float32
     llama.load_state_dict(llama_state_dict(model))
-    return llama.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
+    return llama.eval().requires_grad_(False)
 
 
 _LAYER_NAMES = {
@@ -69,13 +77,21 @@ def llama_state_dict(model: GPT) -> dict[str, Tensor]:
     return out
 
 
-def from_llama(state: dict[str, Tensor], config: GPTConfig) -> GPT:
-    """A GPT with the weights of a Llama state_dict; reverse of `llama_state_dict`. ValueError: a wrong tensor."""
+def from_llama(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
+    """A GPT with the weights of a Llama state_dict; reverse of `llama_state_dict`.
+
+    TypeError: no state_dict, or no GPTConfig. ValueError: a wrong tensor.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state is {short(state)}; expected a state_dict, names with their tensors")
+    if not isinstance(config, GPTConfig):
+        raise TypeError(f"config is {short(config)}; expected a GPTConfig")
     model, ours = GPT(config), {}
     for name, theirs in _names(config).items():
         expected = model.get_parameter(name).shape
-        if theirs not in state or state[theirs].shape != expected:
-            found = tuple(state[theirs].shape) if theirs in state else "nothing"
+        if getattr(state.get(theirs), "shape", None) != expected:
+            given = state.get(theirs, "nothing")
+            found = tuple(given.shape) if isinstance(given, Tensor) else given if given == "nothing" else short(given)
             raise ValueError(f"{theirs}: found {found}; expected {tuple(expected)}")
         weight = state[theirs]
         if _turns(name):  # [H, 2, D/2, width] -> [H, D/2, 2, width]
