@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from utils import claims
-from utils.claims import Verdict, from_rows, load_claims, settle, show
+from utils.claims import Verdict, from_rows, load_claims, per_place, settle, show
 
 IDS = (
     [f"P{i}" for i in range(1, 11)]
@@ -131,3 +131,21 @@ def test_show_prints_a_line_each_that_can_be_read_back(capsys):
 
 def test_verdicts_are_wide_enough_for_their_column():
     assert max(len(verdict) for verdict in claims.VERDICTS) < 21 and max(map(len, IDS)) < 4
+
+
+def test_places_are_judged_alone_and_disagreement_refines():
+    def rule(rows):  # the sign of the newest row
+        x = rows[-1]["x"]
+        return ("confirmed" if x > 0 else "refuted" if x < 0 else "not measurable here"), f"x = {x}"
+
+    def row(name, x, threads=1):
+        return {"device_name": name, "threads": threads, "x": x}
+
+    judge = per_place(rule)
+    assert judge([row("a", 1)]) == ("confirmed", "x = 1")
+    assert judge([row("a", -1), row("b", 3), row("a", 1)]) == ("confirmed", "x = 1; x = 3")
+    assert judge([row("a", 1), row("b", 0)]) == ("confirmed", "x = 1"), "a place that says nothing is left out"
+    assert judge([row("a", 0), row("b", 0)]) == ("not measurable here", "x = 0")
+    verdict, text = judge([row("a", 1), row("b", -1)])
+    assert verdict == "refined" and "a confirmed: x = 1; b refuted: x = -1" in text
+    assert per_place(rule, "device_name", "threads")([row("a", 1), row("a", -1, 2)])[0] == "refined"

@@ -15,7 +15,7 @@ FOLDER = Path(utils.__file__).parent
 
 # Each layer imports only from those before it.
 LAYERS = [
-    ["machine", "tensor_difference", "flop_count", "unknown_ratio"],
+    ["machine", "tensor_difference", "flop_count", "unknown_ratio", "expect"],
     ["equivalence"],
     ["timing"],
     ["cost"],

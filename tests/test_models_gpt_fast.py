@@ -127,9 +127,9 @@ def test_bytes_of_the_full_model_in_closed_form():
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (dict(slots=0), "slots is 0; expected at least 1"),
-    (dict(slots=4, weights="int4"), "weights is 'int4'; expected one of float, int8; nearest: 'int8'"),
-    (dict(slots=4, how="aott"), "how is 'aott'; expected one of eager, compile, aot; nearest: 'aot'"),
+    (dict(slots=0), "slots=0; expected a whole number of at least 1"),
+    (dict(slots=4, weights="int4"), "weights='int4'; expected one of float, int8; nearest: 'int8'"),
+    (dict(slots=4, how="aott"), "how='aott'; expected one of eager, compile, aot; nearest: 'aot'"),
 ])  # fmt: skip
 def test_a_wrong_name_is_refused(model, arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -139,7 +139,7 @@ def test_a_wrong_name_is_refused(model, arguments, message):
 @pytest.mark.parametrize(("prompt", "new_tokens", "message"), [
     ([], 1, "the prompt is empty"),
     ([64], 1, "token id 64 is out of range"),
-    ([1], -1, "new_tokens is -1"),
+    ([1], -1, "new_tokens=-1"),
     ([1] * 9, 0, "9 prompt tokens and 0 new ones need 9 slots; the cache has 8"),
 ])  # fmt: skip
 def test_bad_input_is_refused_before_any_write(model, prompt, new_tokens, message):
@@ -155,7 +155,7 @@ def test_bad_input_is_refused_before_any_write(model, prompt, new_tokens, messag
     ("hello", 1, TypeError, "prompt is 'hello'; expected whole numbers"),
     (3, 1, ValueError, r"prompt 3 has shape \(\); expected \[length\]"),
     ([[1, 2]], 1, ValueError, r"has shape \(1, 2\); expected \[length\]"),
-    ([1], 1.0, TypeError, "new_tokens is 1.0; expected a whole number"),
+    ([1], 1.0, TypeError, "new_tokens=1.0; expected a whole number"),
 ])  # fmt: skip
 def test_another_kind_of_prompt_or_count_is_refused_before_any_write(model, prompt, new_tokens, error, message):
     fast = FastGPT(model, 8, how="eager")
@@ -170,5 +170,5 @@ def test_another_kind_of_prompt_or_count_is_refused_before_any_write(model, prom
 def test_another_kind_of_model_or_slots_is_refused(model):
     with pytest.raises(TypeError, match="model is None; expected a GPT"):
         FastGPT(None, 8, how="eager")
-    with pytest.raises(TypeError, match=r"slots is 8\.5; expected a whole number"):
+    with pytest.raises(TypeError, match=r"slots=8\.5; expected a whole number"):
         FastGPT(model, 8.5, how="eager")

@@ -2,6 +2,7 @@ import pytest
 from toy_recipes import toy
 
 from utils.cookbook.notebooks import find_recipes, resolve
+from utils.cookbook.parameters import declared
 from utils.cookbook.presets import PRESETS, find_preset, load_preset
 
 
@@ -51,3 +52,10 @@ def test_a_missing_preset_names_the_shipped_ones():
 def test_the_shipped_presets_hold_only_what_exists(path):
     preset = load_preset(path.stem, resolve)
     assert set(preset) <= {recipe.stem for recipe in find_recipes()}
+    repeated = [
+        f"{name}: {key}"
+        for name, given in preset.items()
+        for key, value in given.items()
+        if value == declared(resolve(name))[key].default
+    ]
+    assert not repeated, "a preset says where it differs from the defaults"

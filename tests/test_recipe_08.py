@@ -2,7 +2,7 @@
 
 import weakref
 from contextlib import contextmanager, nullcontext
-from itertools import pairwise
+from itertools import combinations
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +13,7 @@ from recipe_notebook import claims_in, claims_of, run_here, run_whole, set_up, s
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from utils.claims import per_place
 from utils.cost import count_flops, peak_memory
 from utils.models import gpt
 from utils.models.gpt_fast import FastGPT
@@ -116,8 +117,8 @@ def test_other_parameters_give_complete_rows(tmp_path, capsys, monkeypatch):
     "given, told",
     [
         ({"size": "huge"}, r"size='huge'; expected one of tiny, small, full; nearest: '\w+'"),
-        ({"how": "aott"}, "how='aott'; expected compile or aot; nearest: 'aot'"),
-        ({"how": "eager"}, "how='eager'; expected compile or aot"),
+        ({"how": "aott"}, "how='aott'; expected one of compile, aot; nearest: 'aot'"),
+        ({"how": "eager"}, "how='eager'; expected one of compile, aot"),
         ({"new_tokens": 0}, "new_tokens=0; expected a whole number of at least 1"),
         ({"new_tokens": -5}, "new_tokens=-5; expected a whole number"),
         ({"prompt_tokens": 0}, "prompt_tokens=0; expected a whole number"),
@@ -126,12 +127,12 @@ def test_other_parameters_give_complete_rows(tmp_path, capsys, monkeypatch):
         ({"replicates": 0}, "replicates=0; expected a whole number"),
         ({"threads": True}, "threads=True; expected a whole number"),
         ({"threads": 1.5}, r"threads=1\.5; expected a whole number"),
-        ({"min_run_time": 0.0}, r"min_run_time=0\.0; expected seconds above 0"),
-        ({"min_run_time": float("nan")}, "min_run_time=nan; expected seconds above 0"),
+        ({"min_run_time": 0.0}, r"min_run_time=0\.0; expected a finite number above 0"),
+        ({"min_run_time": float("nan")}, "min_run_time=nan; expected a finite number above 0"),
     ],
 )
 def test_a_wrong_value_is_refused_in_the_set_up(given, told):
-    with pytest.raises(ValueError, match=told) as caught:
+    with pytest.raises((TypeError, ValueError), match=told) as caught:
         set_up(RECIPE, **given)
     assert "\n" not in str(caught.value)
 
@@ -275,9 +276,9 @@ def test_a_graph_is_compared_with_the_same_step_launched(card, capsys):
 
 @pytest.fixture(scope="module")
 def rules():
-    names = {"pairwise": pairwise, "full": gpt.SIZES["full"], "ours": []}
+    names = {"combinations": combinations, "per_place": per_place, "full": gpt.SIZES["full"], "ours": []}
     exec(source_with(RECIPE, "def work(").partition("\n\n\nslow")[0], names)
-    for text in ("def rope_rule", "def gain_rule", "def launch_rule"):
+    for text in ("def rope_rule", "def jump_rule", "def gain_rule", "def launch_rule"):
         exec(source_with(RECIPE, text), names)
     return SimpleNamespace(**names)
 
@@ -304,13 +305,18 @@ def gain(tokens, speedup, verdict="faster", half=0.05, **given):
         ([gain(512, 6.9), gain(1024, 15.6, "inconclusive")], "not measurable here"),
         ([gain(512, 1.0, "inconclusive")], "not measurable here"),
         ([gain(512, 5.0), gain(1024, 10.0), gain(2048, 7.0)], "refuted"),
+        ([gain(128, 9.0), gain(256, 8.5), gain(384, 8.0)], "refuted"),  # falls over two steps, each within its noise
+        ([gain(64, 0.5, "slower"), gain(128, 0.7, "slower")], "not measurable here"),  # less of a loss is no gain
+        ([gain(256, 4.0), gain(512, 9.0, **{"param.prompt_tokens": 400})], "not measurable here"),  # another prompt
+        ([gain(512, 6.9), gain(1024, 15.6), gain(512, 1.0, "equivalent", device_name="another")], "refined"),
+        ([gain(512, 6.9), gain(1024, 15.6), gain(256, 5.0, device_name="another")], "confirmed"),
         ([gain(256, 4.0), gain(512, 9.0, device_name="another")], "not measurable here"),  # two machines
         ([gain(256, 4.0), gain(512, 9.0, **{"param.threads": 2})], "not measurable here"),
         ([gain(512, 1.0, "equivalent"), gain(512, 6.9), gain(1024, 15.6)], "confirmed"),  # measured again
     ],
 )
 def test_k4_follows_gains_at_several_lengths(rules, found, verdict):
-    said, evidence = rules.gain_rule(found)
+    said, evidence = per_place(rules.gain_rule, "device_name", "param.threads", "param.prompt_tokens")(found)
     assert said == verdict
     if verdict == "confirmed":
         assert "512 tokens" in evidence and "1024 tokens" in evidence and "work" in evidence
@@ -329,6 +335,15 @@ def test_k4_follows_gains_at_several_lengths(rules, found, verdict):
 )
 def test_k6_follows_one_step_with_and_without_a_graph(rules, row, verdict):
     assert rules.launch_rule([row | {"device_name": "a card"}])[0] == verdict
+
+
+def test_k6_hears_every_card_and_the_newest_row_of_each(rules):
+    row = dict(speedup=5.0, ci_low=4.0, ci_high=6.0, verdict="faster", device_name="a card")
+    slow = row | dict(speedup=0.9, ci_low=0.8, ci_high=0.95, verdict="slower")
+    rule = per_place(rules.launch_rule)
+    assert rule([slow, row])[0] == "confirmed"  # measured again
+    assert rule([row, slow | {"device_name": "another"}])[0] == "refined"
+    assert rule([slow, slow | {"device_name": "another"}])[0] == "refuted"
 
 
 def test_k6_looks_at_eager_rows_of_the_full_model_only():
@@ -371,19 +386,28 @@ def test_k5_follows_rows_of_such_a_card_and_else_counted_bytes(rules, times, cou
     assert rules.jump_rule(found, counted, 16e9, 47.6, 5.45)[0] == verdict
 
 
+def test_k5_compares_lengths_of_one_card(rules):
+    one, other = ({"device_name": f"RTX 4080 {name}"} for name in ("SUPER", "Laptop"))
+    short, long = ({"param.new_tokens": n, "baseline_median_s": s} for n, s in ((2048, 12.0), (4096, 600.0)))
+    counted = {2048: SMALL, 4096: SMALL}
+    assert rules.jump_rule([short | one, long | other], counted, 16e9, 47.6, 5.45)[0] == "not measurable here"
+    assert rules.jump_rule([short | one, long | one, short | other], counted, 16e9, 47.6, 5.45)[0] == "confirmed"
+
+
 @pytest.mark.parametrize(
     "agree, relative, values, verdict",
     [
-        ((24, 24, 24), True, True, "confirmed"),
-        ((24, 24, 23), True, True, "refined"),
-        ((24, 23, 23), True, True, "refuted"),
-        ((23, 24, 24), True, True, "refuted"),
-        ((24, 24, 24), False, True, "refuted"),
-        ((24, 24, 24), True, False, "refuted"),
+        ((24, 24, 24, 24), True, True, "confirmed"),
+        ((24, 24, 24, 23), True, True, "refined"),
+        ((24, 24, 23, 24), True, True, "refined"),
+        ((24, 23, 24, 23), True, True, "refuted"),
+        ((23, 24, 24, 24), True, True, "refuted"),
+        ((24, 24, 24, 24), False, True, "refuted"),
+        ((24, 24, 24, 24), True, False, "refuted"),
     ],
 )
 def test_k2_follows_every_printed_entry(rules, agree, relative, values, verdict):
-    counts = dict(zip(("angles", "float32", "float64"), agree, strict=True))
+    counts = dict(zip("abcd", agree, strict=True))
     assert rules.rope_rule(counts, relative, values)[0] == verdict
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from recipe_notebook import run_whole, source_of
+from recipe_notebook import run_whole, set_up, source_of
 from safetensors.torch import load_file
 from torch import nn
 
@@ -58,6 +58,49 @@ def test_both_products_take_what_a_linear_takes(technique, form, shape):
     expected = linear(x)
     assert found.shape == expected.shape and found.dtype == x.dtype
     assert (found - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("inputs", [8, 33, 40, 72, 300])
+@pytest.mark.parametrize("tokens", [1, 3, 256])
+def test_widths_that_the_packed_kernel_cannot_read_are_right_too(technique, inputs, tokens):
+    """The kernel takes 16 inputs at a time: for others it gave huge values, or read outside of the weights."""
+    weight, x = matrix(48, inputs, seed=1), matrix(tokens, inputs, seed=2)
+    found = technique["packed_product"](x, *technique["quantize"](weight))
+    expected = x @ weight.T
+    assert (found - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_have_no_step_outside_of_a_byte(technique, dtype):
+    linear = nn.Linear(64, 512, bias=False, dtype=dtype).requires_grad_(False)
+    linear.weight.copy_(matrix(512, 64))
+    linear.weight[3] *= 1e-4  # its step is below the smallest float16
+    q, scale = technique["quantize"](linear.weight)
+    assert q.min() >= -127 and q[3].abs().max() == 127 and scale.dtype is torch.float32
+    layer = technique["Int8Linear"](linear)
+    x = 100 * matrix(5, 64, seed=1).to(dtype)  # a sum of steps passes the largest float16
+    found, expected = layer(x), x.double() @ linear.weight.double().T
+    assert layer.weight.dtype is dtype and found.dtype is dtype
+    assert (found.double() - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"width": 0}, "width=0; expected a whole number of at least 2"),
+        ({"width": -5}, "width=-5; expected a whole number"),
+        ({"depth": 0}, "depth=0; expected a whole number of at least 1"),
+        ({"batch": 0}, "batch=0; expected a whole number"),
+        ({"prefill": 0}, "prefill=0; expected a whole number"),
+        ({"small": 0}, "small=0; expected a whole number"),
+        ({"threads": 1.0}, "threads=1.0; expected a whole number"),
+        ({"min_run_time": 0.0}, "min_run_time=0.0; expected a finite number above 0"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_the_set_up(given, told):
+    with pytest.raises((TypeError, ValueError), match=told) as caught:
+        set_up(RECIPE, **given)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_layer_keeps_one_byte_per_weight(technique):

@@ -84,6 +84,29 @@ def from_rows(
     return settle(claim_id, *found)
 
 
+def per_place(rule: Callable[[list[dict]], tuple[str, str]], *fields: str) -> Callable[[list[dict]], tuple[str, str]]:
+    """A rule for rows of several places: `rule` for the rows of each, told apart by `fields` (default: device_name).
+
+    Places without a verdict of their own say nothing. Places that disagree make a claim refined: it depends on them.
+    """
+    fields = fields or ("device_name",)
+
+    def over_places(rows: list[dict]) -> tuple[str, str]:
+        groups: dict[tuple, list[dict]] = {}
+        for row in rows:
+            groups.setdefault(tuple(row.get(field) for field in fields), []).append(row)
+        found = {place: rule(group) for place, group in groups.items()}
+        decided = {place: said for place, said in found.items() if said[0] != "not measurable here"}
+        texts = list(dict.fromkeys(evidence for _, evidence in (decided or found).values()))
+        verdicts = {verdict for verdict, _ in decided.values()}
+        if len(verdicts) > 1:
+            texts = [f"{place[0]} {verdict}: {evidence}" for place, (verdict, evidence) in decided.items()]
+            return "refined", "it depends on the machine; " + "; ".join(texts)
+        return (verdicts or {"not measurable here"}).pop(), "; ".join(texts)
+
+    return over_places
+
+
 def show(*verdicts: Verdict) -> None:
     """Print one line for each verdict: id, verdict, evidence."""
     seen = set()

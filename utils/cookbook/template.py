@@ -38,6 +38,7 @@ rows: str = ""  # file to which result rows are appended; empty: none
 # %%
 import torch
 
+from utils import expect
 from utils.cost import peak_memory
 from utils.equivalence import check_equivalence
 from utils.figures import axes, finish, table
@@ -45,6 +46,7 @@ from utils.machine import describe, pick_device
 from utils.rows import append_rows, from_comparison, recorded_rows
 from utils.timing import compare
 
+expect.whole(1, n=n)
 place = pick_device(device)
 
 

@@ -10,7 +10,7 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import Tensor, nn
 
-from . import known_size
+from .. import expect
 
 VAE_SIZES: dict[str, dict] = {
     "tiny": {"block_out_channels": [32, 64], "layers_per_block": 1, "norm_num_groups": 8},
@@ -25,7 +25,7 @@ LATENT_CHANNELS = {"vae": 16, "unet": 4}
 
 
 def _size(size: str, sizes: dict[str, dict]) -> dict:
-    return sizes[known_size(size, sizes)]
+    return sizes[expect.one_of(sizes, size=size)]
 
 
 def vae(size: str = "tiny", *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0):
@@ -63,8 +63,7 @@ def unet(size: str = "tiny", *, dtype: torch.dtype = torch.float32, device: str 
 
 def latents(kind: str, side: int, *, batch: int = 1, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """Normal latents for "vae" or "unet" on the CPU: [batch, channels, side, side]."""
-    if kind not in LATENT_CHANNELS:
-        raise ValueError(f"kind={kind!r}; expected one of {', '.join(LATENT_CHANNELS)}")
+    expect.one_of(LATENT_CHANNELS, kind=kind)
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, LATENT_CHANNELS[kind], side, side, generator=generator).to(dtype)
 

@@ -21,7 +21,8 @@ from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_
 from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
-from . import diffusion, known_size
+from .. import expect
+from . import diffusion
 
 
 @contextlib.contextmanager
@@ -110,7 +111,7 @@ def kontext(
     """
     if checkpoint:
         return _sharing(_loaded(str(checkpoint), dtype, str(device)))
-    known_size(size, TRANSFORMER_SIZES)
+    expect.one_of(TRANSFORMER_SIZES, size=size)
     if size == "full":
         return _sharing(_drawn(size, dtype, str(device), seed))
     return _assembled(
@@ -123,7 +124,7 @@ def transformer(
     size: str = "tiny", *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", seed: int = 0
 ) -> FluxTransformer2DModel:
     """The denoiser alone, called with `step_inputs`. device="meta": shapes without memory, for counting."""
-    given = TRANSFORMER_SIZES[known_size(size, TRANSFORMER_SIZES)]
+    given = TRANSFORMER_SIZES[expect.one_of(TRANSFORMER_SIZES, size=size)]
     torch.manual_seed(seed)
     with torch.device("meta") if str(device) == "meta" else contextlib.nullcontext():
         model = _lively(FluxTransformer2DModel(**given, guidance_embeds=True))
@@ -144,7 +145,7 @@ def image_tokens(pipe: FluxKontextPipeline | str, side: int) -> int:
     pipe: the pipeline, or the name of a size, which is enough to know how many pixels a latent stands for.
     """
     if isinstance(pipe, str):
-        patch = 2 ** len(diffusion.VAE_SIZES[known_size(pipe, TRANSFORMER_SIZES)]["block_out_channels"])
+        patch = 2 ** len(diffusion.VAE_SIZES[expect.one_of(TRANSFORMER_SIZES, size=pipe)]["block_out_channels"])
     else:
         patch = 2 * pipe.vae_scale_factor
     if side < patch or side % patch:

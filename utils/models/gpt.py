@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .whole_numbers import prompt_ids, real, short, whole, whole_numbers, with_values
+from .. import expect
+from ..expect import short
+from .whole_numbers import prompt_ids, whole_numbers, with_values
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,10 @@ class GPTConfig:
     norm_eps: float = 1e-6
 
     def __post_init__(self):
-        for size in fields(self)[:5]:
-            whole(size.name, getattr(self, size.name), at_least=1)
+        expect.whole(1, **{size.name: getattr(self, size.name) for size in fields(self)[:5]})
         if self.width % (2 * self.heads):
             raise ValueError(f"width {self.width} must be a multiple of 2 x {self.heads} heads: RoPE turns pairs")
-        real("rope_base", self.rope_base, above=0)
-        real("norm_eps", self.norm_eps, above=0)
+        expect.above(0, rope_base=self.rope_base, norm_eps=self.norm_eps)
 
     @property
     def head_size(self) -> int:
@@ -140,12 +140,11 @@ def load(
     Standard deviation 1/sqrt(inputs): attention is far from uniform, so a wrong mask or position shows.
     ValueError: `size` is no key of SIZES. TypeError: another kind of size, seed or dtype.
     """
-    if isinstance(size, str) and size not in SIZES:
-        near = get_close_matches(size, SIZES, n=1, cutoff=0)[0]
-        raise ValueError(f"size {size!r} is unknown; expected one of {', '.join(SIZES)}; nearest: {near}")
     if not isinstance(size, str | GPTConfig):
         raise TypeError(f"size is {short(size)}; expected one of {', '.join(SIZES)}, or a GPTConfig")
-    whole("seed", seed)
+    if isinstance(size, str):
+        expect.one_of(SIZES, size=size)
+    expect.whole(None, seed=seed)
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"seed is {short(seed)}; expected a whole number of 64 bits")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
@@ -223,8 +222,7 @@ def new_cache(model: GPT, batch: int, slots: int) -> KVCache:
     TypeError, ValueError: a size that is no whole number of at least 1.
     """
     check_model(model)
-    for name, size in (("batch", batch), ("slots", slots)):
-        whole(name, size, at_least=1)
+    expect.whole(1, batch=batch, slots=slots)
     config, place = model.config, {"dtype": model.dtype, "device": model.device}
     shape = (2, batch, config.heads, slots, config.head_size)
     return KVCache(
@@ -299,10 +297,8 @@ def generate(
     check_model(model)
     if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__") or getattr(prompts, "ndim", 1) == 0:
         raise TypeError(f"prompts is {short(prompts)}; expected a tensor [B, L], or a list of token ids for each text")
-    whole("new_tokens", new_tokens, at_least=0)
-    for name, size in (("chunk", chunk), ("slots", slots)):
-        if size is not None:
-            whole(name, size, at_least=1)
+    expect.whole(0, new_tokens=new_tokens)
+    expect.whole(1, **{name: size for name, size in (("chunk", chunk), ("slots", slots)) if size is not None})
     prompts = [prompt_ids(prompt, model.device) for prompt in prompts]
     sizes = [len(prompt) for prompt in prompts]
     if not sizes or min(sizes) == 0:
@@ -333,7 +329,7 @@ def generate_uncached(model: GPT, prompt: Sequence[int] | Tensor, new_tokens: in
     Errors as in `generate`.
     """
     check_model(model)
-    whole("new_tokens", new_tokens, at_least=0)
+    expect.whole(0, new_tokens=new_tokens)
     tokens = prompt_ids(prompt, model.device)[None]
     _check_tokens(model, tokens)
     for _ in range(new_tokens):

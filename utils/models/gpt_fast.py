@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import gpt, nearest
-from .whole_numbers import prompt_ids, whole
+from .. import expect
+from . import gpt
+from .whole_numbers import prompt_ids
 
 HOW = ("eager", "compile", "aot")
 WEIGHTS = ("float", "int8")
@@ -38,15 +39,15 @@ class Rows(nn.Module):
 
     def __init__(self, weight: Tensor, int8: bool):
         super().__init__()
-        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        self.wide = torch.promote_types(weight.dtype, torch.float32)
+        wide = weight.to(self.wide)
         scale = (wide.abs().amax(1) / 127).clamp(min=torch.finfo(wide.dtype).tiny) if int8 else None  # a row of zeros
         steps = (wide / scale[:, None]).round().clamp(-127, 127).to(torch.int8) if int8 else weight.clone()
         self.register_buffer("weight", steps.unflatten(0, (STREAMS if len(steps) % STREAMS == 0 else 1, -1)))
         self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        y = torch.stack([(rows.to(wide) * x.to(wide)).sum(-1) for rows in self.weight.unbind()]).flatten()
+        y = torch.stack([(rows.to(self.wide) * x.to(self.wide)).sum(-1) for rows in self.weight.unbind()]).flatten()
         return (y if self.scale is None else y * self.scale).to(x.dtype)
 
 
@@ -127,11 +128,10 @@ class FastGPT:
     """
 
     def __init__(self, model: gpt.GPT, slots: int, *, weights: str = "float", how: str = "aot"):
-        for name, value, known in (("weights", weights, WEIGHTS), ("how", how, HOW)):
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}; {nearest(value, known)}")
+        expect.one_of(WEIGHTS, weights=weights)
+        expect.one_of(HOW, how=how)
         gpt.check_model(model)
-        whole("slots", slots, at_least=1)
+        expect.whole(1, slots=slots)
         self.model, self.slots = model, slots
         blocks = max(3, -(-slots // BLOCK)) + 1  # one more than is read: the compiler meets no special case
         shape = (model.config.heads, blocks * BLOCK, model.config.head_size)
@@ -173,7 +173,7 @@ class FastGPT:
     @torch.no_grad()
     def generate(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> Tensor:
         """The next `new_tokens` tokens, [new_tokens]. Before any write: errors as in `prefill`, a negative number."""
-        whole("new_tokens", new_tokens, at_least=0)
+        expect.whole(0, new_tokens=new_tokens)
         prompt = prompt_ids(prompt, self.model.device)
         length = len(prompt)
         last = length + max(new_tokens - 1, 0)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from ..expect import short
 from .gpt import GPT, GPTConfig
-from .whole_numbers import short
 
 
 def to_llama(model: GPT):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel, Qwen3VLVisionPatchEmbed
 
-from . import known_size, nearest
+from .. import expect
 
 # "4b" and "8b" are the published vision towers of Qwen3-VL 4B and 8B; patch, channels and frames never differ.
 SIZES: dict[str, dict] = {
@@ -50,12 +50,12 @@ def vision_config(size: str = "8b", **overrides) -> Qwen3VLVisionConfig:
     With a smaller `depth` the DeepStack layers that no longer exist are left out.
     Raises ValueError, with the nearest right name, for an unknown size or field.
     """
-    known_size(size, SIZES)
+    expect.one_of(SIZES, size=size)
     fields = [*SIZES["8b"], "patch_size", "temporal_patch_size", "in_channels", "spatial_merge_size", "hidden_act",
               "attn_implementation"]  # fmt: skip
     for name in overrides:
         if name not in fields:
-            raise ValueError(f"{name!r} is no field of the vision configuration; {nearest(name, fields)}")
+            raise ValueError(f"{name!r} is no field of the vision configuration; {expect.nearest(name, fields)}")
     values = {**SIZES[size], **overrides}
     if "deepstack_visual_indexes" not in overrides:
         values["deepstack_visual_indexes"] = [at for at in values["deepstack_visual_indexes"] if at < values["depth"]]

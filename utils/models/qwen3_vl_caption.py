@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicCache, StaticCache
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
 
-from . import known_size
+from .. import expect
 from .qwen3_vl import SIZES as VISION_SIZES
 from .qwen3_vl import draw_weights, vision_config
 
@@ -60,7 +60,7 @@ CACHE = (
 
 def caption_config(size: str = "8b") -> Qwen3VLConfig:
     """The configuration of a whole captioner: "tiny", "small", "4b" or "8b". Raises ValueError for another size."""
-    text = SIZES[known_size(size, SIZES)]
+    text = SIZES[expect.one_of(SIZES, size=size)]
     assert VISION_SIZES[size]["out_hidden_size"] == text["hidden_size"], "the two parts must fit"
     half = text["head_dim"] // 2  # rotary frequencies, shared out to time, height and width
     side = half * 5 // 16

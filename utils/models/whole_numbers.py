@@ -1,36 +1,15 @@
-"""Arguments that are whole numbers: sizes, counts and token ids. Wrong ones are refused in one line, never cut."""
+"""Token ids and counts as tensors. Wrong ones are refused in one line, never cut."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
+from ..expect import short
+
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def short(value: object) -> str:
-    """What to show of a wrong value: one line of at most 60 characters."""
-    return " ".join(repr(value).split())[:60]
-
-
-def whole(name: str, value: int, at_least: int | None = None) -> None:
-    """TypeError where `value` is no whole number, ValueError where it is below `at_least`; one line each."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} is {short(value)}; expected a whole number")
-    if at_least is not None and value < at_least:
-        raise ValueError(f"{name} is {value}; expected {'0 or more' if at_least == 0 else f'at least {at_least}'}")
-
-
-def real(name: str, value: float, above: float) -> None:
-    """TypeError where `value` is no number, ValueError where it is not finite or not above `above`; one line each."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} is {short(value)}; expected a number above {above:g}")
-    if not above < value < math.inf:
-        raise ValueError(f"{name} is {value}; expected a number above {above:g}")
 
 
 def with_values(name: str, given: object) -> None:
