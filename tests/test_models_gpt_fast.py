@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from utils.machine import has_compiler
-from utils.models import gpt, gpt_llama
+from utils.models import gpt, gpt_fast, gpt_llama
 from utils.models.gpt_fast import BLOCK, DecodeStep, FastGPT, Rows
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -76,6 +76,14 @@ def test_the_whole_cache_gives_what_the_blocks_up_to_the_token_give(model):
     expected = fast.generate(PROMPT, 20)
     fast.read_slots = lambda position: fast.all_slots[:-1]
     assert torch.equal(fast.generate(PROMPT, 20), expected)
+
+
+@pytest.mark.parametrize(("threads", "cpus", "dynamic"), [(2, 2, False), (1, 2, True), (8, 16, True)])
+def test_a_step_that_is_compiled_ahead_follows_the_threads_of_the_call(monkeypatch, model, threads, cpus, dynamic):
+    """Where they are not all of the machine, the compiler would write their number into the code."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    assert gpt_fast._options(DecodeStep(model, 16))["cpp.dynamic_threads"] is dynamic
 
 
 def test_int8_is_near_and_its_error_is_that_of_half_a_step():

@@ -4,9 +4,10 @@ import copy
 
 import pytest
 import torch
-from recipe_notebook import claims_in, run_whole, set_up, source_with
+from recipe_notebook import claims_in, run_whole, set_up, source_of, source_with
 from torch import nn
 
+from utils.claims import per_place
 from utils.dynamic_range import audit
 from utils.rows import recorded_rows
 
@@ -161,7 +162,14 @@ def test_the_gain_on_tensor_cores_needs_a_card_and_both_kinds_of_float32(rules):
 def test_equal_speed_follows_its_rule(rules, verdicts, verdict):
     rows = [made_up("bfloat16", "float16", found, device=device) for device, found in verdicts.items()]
     chosen = rules["both_halves"]([*rows, made_up("float32", "float16")])
-    assert (rules["equal_rule"](chosen)[0] if chosen else None) == verdict
+    assert (per_place(rules["equal_rule"])(chosen)[0] if chosen else None) == verdict
+
+
+def test_equal_speed_is_judged_by_kind_of_device_and_not_by_row(rules):
+    """Two products of one card, one of them slower: it holds on no kind of device."""
+    rows = [made_up("bfloat16", "float16", found, device="cuda:0") for found in ("equivalent", "slower")]
+    assert per_place(rules["equal_rule"])(rows)[0] == "refuted"
+    assert "per_place(equal_rule)" in source_of(RECIPE, "claims")
 
 
 def test_the_last_product_tells_near_words_apart(technique):

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recipe_notebook import code_cells, run_whole, said, set_up, source_of
+from recipe_notebook import code_cells, run_whole, said, set_up, source_of, source_with
 
+from utils.claims import per_place
 from utils.machine import has_compiler, missing
 from utils.rows import recorded_rows
 
@@ -225,7 +226,7 @@ def test_break_even_of_both_speeds_of_eager(rules):
     starts = {row["case.start"]: row for row in recorded_rows(RECIPE) if row.get("kind") == "start"}
     usual = [row for row in recorded_rows(RECIPE) if row.get("verdict") and row["case.model"] == "block"]
     kept = next(row for row in usual if row["case.tokens"] == starts["cold"]["case.tokens"])
-    lines = output_of(SimpleNamespace(cells=code_cells(RECIPE)), "def pays_after").splitlines()
+    lines = output_of(SimpleNamespace(cells=code_cells(RECIPE)), "begun, timed =").splitlines()
     for name in ("cold", "warm folder", "artifacts"):
         row, eager = starts[name], starts["eager"]
         extra = row["setup_s"] - eager["setup_s"]
@@ -234,6 +235,39 @@ def test_break_even_of_both_speeds_of_eager(rules):
         assert any(
             line.startswith(name) and f"fresh {fresh:,.0f} calls, kept {held:,.0f} calls" in line for line in lines
         )
+
+
+def test_starts_and_pairs_are_of_one_run(technique):
+    """A card's rows, another run and another form must not mix with the starts of a machine."""
+
+    def start(name, run, setup, device="cpu"):
+        return {"kind": "start", "case.start": name, "run_id": run, "setup_s": setup, "device_name": device}
+
+    def pair(run, label, seconds, model="block"):
+        return {"verdict": "faster", "run_id": run, "label": label, "median_s": seconds, "case.tokens": 8} | {
+            "case.model": model
+        }
+
+    found = [start("eager", "old", 1.0), start("eager", "new", 2.0), start("cold", "new", 9.0)]
+    rows = [*found, pair("old", "compile", 1), pair("new", "compile", 2), pair("new", "reduce-overhead", 3)]
+    rows += [pair("new", "compile", 4, model="LlamaMLP")]
+    names = {"recorded": rows}
+    exec(source_with(RECIPE, "def of_newest_run"), names)
+    starts, usual = names["of_newest_run"](found)
+    assert {name: row["setup_s"] for name, row in starts.items()} == {"eager": 2.0, "cold": 9.0}
+    assert {tokens: row["median_s"] for tokens, row in usual.items()} == {8: 2}
+    assert names["of_newest_run"]([]) == ({}, {})
+
+
+def test_c3_judges_every_machine(rules):
+    def starts(device, setup, hits):
+        counted = {"fxgraph_cache_hit": hits, "fxgraph_cache_miss": 0, "compiler_runs": 0, "device_name": device}
+        seconds = {"eager": 1.0, "cold": 11.0, "artifacts": setup}
+        return [{"case.start": name, "setup_s": s, **counted} for name, s in seconds.items()]
+
+    rule = per_place(rules.start_rule)
+    assert rule(starts("a", 2.0, 2))[0] == rule(starts("a", 2.0, 2) + starts("b", 2.0, 2))[0] == "confirmed"
+    assert rule(starts("a", 2.0, 2) + starts("b", 11.0, 0))[0] == "refined"
 
 
 def output_of(notebook, text):

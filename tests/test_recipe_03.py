@@ -10,6 +10,7 @@ import torch
 import yaml
 from recipe_notebook import code_cells, run_whole, said, set_up, source_with
 
+from utils import figures
 from utils.cookbook.notebooks import tags
 from utils.rows import recorded_rows
 
@@ -26,7 +27,7 @@ def names_of(*parts, **given):
 
 @pytest.fixture(scope="module")
 def rules():
-    return names_of("def gain_by_length", "def who_reaches", itertools=itertools)
+    return names_of("def gain_by_length", "def who_reaches", "def registers_rule", itertools=itertools, figures=figures)
 
 
 # ---------------------------------------------------------------------------------------------------- technique
@@ -108,6 +109,10 @@ def row(length, speedup, verdict="faster", **more):
             "refined",
         ),
         ([row(64, 0.7, "slower"), row(1024, 1.0, "equivalent")], "refuted"),
+        (
+            [row(64, 2.1, **{"case.dtype": "torch.bfloat16"}), row(1024, 3.9)],
+            "confirmed",
+        ),  # one type, written in two ways
         ([row(64, 2.1), row(1024, 3.9), row(2048, 0.5, "slower")], "refined"),
         ([row(64, 3.0, "inconclusive")], "not measurable here"),
         ([row(64, 3.0, same=False)], "not measurable here"),
@@ -117,6 +122,33 @@ def row(length, speedup, verdict="faster", **more):
 )
 def test_s2_follows_its_rule(rules, rows, expected):
     assert rules.gain_by_length(rows)[0] == expected
+
+
+COUNTED = [
+    ("memory_rule", ({"naive": 16.0, "block-wise": 4.0, "SDPA": 4.1}, True), "refined"),
+    ("memory_rule", ({"naive": 16.0, "block-wise": 4.0, "SDPA": 4.1}, False), "confirmed"),
+    ("memory_rule", ({"naive": 16.0, "block-wise": 4.0, "SDPA": 15.9}, True), "refuted"),
+    ("memory_rule", ({"naive": 4.0, "block-wise": 4.0, "SDPA": 4.0}, True), "refuted"),
+    ("stored_rule", (False, False), "confirmed"),
+    ("stored_rule", (False, True), "refined"),
+    ("stored_rule", (True, True), "refuted"),
+    ("registers_rule", ("a card", 33 * 2**20, 2**18), "refined"),
+    ("registers_rule", ("a card", 5 * 2**20, 2**18), "confirmed"),
+    ("registers_rule", ("a card", 33 * 2**20, 2 * 2**20), "confirmed"),
+    ("graph_mode_rule", (1, 0), "refuted"),
+    ("graph_mode_rule", (3, 0), "refined"),
+    ("graph_mode_rule", (1, 1), "confirmed"),
+    ("recompute_rule", (False, 1), "refined"),
+    ("recompute_rule", (True, 1), "refuted"),
+    ("recompute_rule", (False, 2), "confirmed"),
+]
+
+
+@pytest.mark.parametrize(("rule", "given", "expected"), COUNTED)
+def test_what_is_counted_settles_by_its_rule_and_says_so(rules, rule, given, expected):
+    verdict, evidence = getattr(rules, rule)(*given)
+    others = {getattr(rules, rule)(*row[1])[1] for row in COUNTED if row[0] == rule and row[2] != expected}
+    assert verdict == expected and evidence not in others, "another verdict has another reason"
 
 
 def test_s2_names_both_ends(rules):

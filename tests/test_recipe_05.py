@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from recipe_notebook import FOLDER, code_cells, set_up, source_with
+from recipe_notebook import FOLDER, code_cells, set_up, source_of, source_with
 
+from utils.claims import per_place
 from utils.cookbook.notebooks import tags
 from utils.machine import machine_record
 from utils.rows import append_rows, read_rows, recorded_rows
@@ -282,6 +283,16 @@ def test_b3_looks_at_every_card(rules, last):
 def test_rule_of_b6_compares_on_with_off(rules, rows, verdict):
     assert rules["pooling"]([CONV, *rows])[0] == verdict
     assert rules["pooling"](rows)[0] == "not measurable here"  # without the proof that the profile sees cuDNN
+
+
+def test_b6_needs_the_proof_on_the_same_card_and_takes_the_newest_row(rules):
+    rule = per_place(rules["pooling"])
+    other = CONV | {"device_name": "another"}
+    faster = [reached("max_pool2d", "faster"), reached("avg_pool2d", "faster")]
+    assert rule([other, *faster])[0] == "not measurable here"
+    assert rule([CONV, other, *faster])[0] == "confirmed"
+    assert rule([CONV, *faster, reached("max_pool2d"), reached("avg_pool2d")])[0] == "refuted"  # measured again
+    assert "per_place(pooling)" in source_of(RECIPE, "claims")
 
 
 def test_rules_of_b4_and_b5_follow_what_was_counted(rules):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from recipe_notebook import code_cells, set_up, source_of, source_with
 
+from utils.claims import per_place
 from utils.cookbook.notebooks import tags
 from utils.equivalence import check_equivalence
 
@@ -160,6 +161,10 @@ def test_an_output_that_cannot_be_copied_is_refused(recipe):
         lambda x: x * float(x.numpy()[0]),
         lambda x: torch.from_numpy(x.numpy() * 2) + x,
         lambda x: x + torch.tensor(x.data_ptr() % 7),
+        lambda x: x * len(str(x)),
+        lambda x: x * float(f"{x.sum()}"),
+        lambda x: x * x.untyped_storage()[0],
+        lambda x: x * x.storage()[0],
     ],
 )
 def test_a_step_that_reads_a_value_is_refused(recipe, fn):
@@ -408,6 +413,15 @@ def test_rule_of_g5(rules, launches, waits, read, ahead, verdict):
     found, evidence = rules["waiting_rule"]([row])
     assert found == verdict
     assert not launches or f"{launches} launches of a step, {waits} waiting calls" in evidence
+
+
+def test_g5_hears_every_card(rules):
+    ahead = {"launches": 40, "waits": 0, "waits_to_read": 1, "runs_ahead": True, "device_name": "a card"}
+    waits = ahead | {"waits": 40, "device_name": "another"}
+    rule = per_place(rules["waiting_rule"])
+    assert rule([ahead, waits])[0] == rule([waits, ahead])[0] == "refined"
+    assert rule([waits | {"device_name": "a card"}, ahead])[0] == "refuted"  # measured again
+    assert "per_place(waiting_rule)" in source_of(RECIPE, "claims")
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,14 @@ def test_slow_functions_get_few_calls():
     assert machine.calls <= 3 * 2 * 8  # per replicate and contender: first call, warm-up, two samples
 
 
+def test_a_call_longer_than_the_warm_up_is_a_warm_up_of_its_own():
+    machine, baseline = quiet(10.0)
+    row = run(machine, baseline, {"c": machine.builder(5.0)}, replicates=1)["c"]
+    assert row.warmup_calls == 1 and row.speedup == pytest.approx(2.0)
+    machine, baseline = quiet(0.01)
+    assert run(machine, baseline, {"c": machine.builder(5e-3)}, replicates=1)["c"].warmup_calls > 2
+
+
 def test_everything_is_rebuilt_for_every_replicate():
     machine, baseline = quiet()
     run(machine, baseline, {"a": machine.builder(1e-3), "b": machine.builder(1e-3)}, replicates=5)

@@ -7,6 +7,7 @@ matrices. Here one token is one compiled function. Recipe 08 climbs there rung b
 
 from __future__ import annotations
 
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -124,7 +125,8 @@ class FastGPT:
 
     weights: "float" keeps the model's; "int8" stores them in 8 bits and is lossy. how: "eager", "compile"
     (torch.compile: compiled at the first token) or "aot" (AOTInductor: compiled here, then called with next to no
-    overhead). ValueError, TypeError: an unknown name, slots that are no whole number of at least 1, another model.
+    overhead; the number of threads at the call counts). ValueError, TypeError: an unknown name, slots that are no whole
+    number of at least 1, another model.
     """
 
     def __init__(self, model: gpt.GPT, slots: int, *, weights: str = "float", how: str = "aot"):
@@ -215,7 +217,7 @@ def _ahead_of_time(step: DecodeStep, example: tuple[Tensor, ...]) -> Callable:
         warnings.simplefilter("ignore")  # torch's own notes on its export
         program = torch.export.export(step, (token, position, slots, *cache), dynamic_shapes=shapes)
         package = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(Path(folder) / "step.pt2"), inductor_configs=_on_the_stack(step)
+            program, package_path=str(Path(folder) / "step.pt2"), inductor_configs=_options(step)
         )
         run = torch._inductor.aoti_load_package(package)
     flat = getattr(getattr(run, "loader", None), "boxed_run", None)  # the same call, without unpacking its arguments
@@ -227,7 +229,13 @@ def _ahead_of_time(step: DecodeStep, example: tuple[Tensor, ...]) -> Callable:
     return call
 
 
-def _on_the_stack(step: DecodeStep) -> dict[str, bool]:
-    """Options of AOTInductor: intermediates are small and many, and asking for each of them costs time every token."""
-    possible = step.cos.device.type == "cpu" and hasattr(torch._inductor.config.aot_inductor, STACK)
-    return {f"aot_inductor.{STACK}": True} if possible else {}
+def _options(step: DecodeStep) -> dict[str, bool]:
+    """Options of AOTInductor. Intermediates are small and many, and asking for each of them costs time every token.
+
+    Where torch uses another number of threads than the machine has, the compiler would write that number into the code,
+    and `torch.set_num_threads` would change nothing afterwards.
+    """
+    options = {"cpp.dynamic_threads": torch.get_num_threads() != os.cpu_count()}
+    if step.cos.device.type == "cpu" and hasattr(torch._inductor.config.aot_inductor, STACK):
+        options[f"aot_inductor.{STACK}"] = True
+    return options

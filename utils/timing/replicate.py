@@ -93,20 +93,24 @@ def warm_up(c: Contender, settings: Settings, *, first: bool) -> None:
         one, _ = guarded(lambda: clock.timed_once(c.call, settings.timer), c.label, "warm-up")
         min_time = clock.warm_up_time(one, accelerated) / (4 if first else 20)
         calls = c.calls or clock.calls_per_sample(one, settings.mode, settings.cache)
-        sample = clock.sampler(c.call, calls=calls, **options)
-        made, c.seconds = guarded(
-            lambda: clock.warm_up(
-                sample,
-                timer=settings.timer,
-                calls=calls,
-                min_time=min_time,
-                max_time=max(2 * min_time, share / 2),
-                window=5,
-                min_samples=1,
-            ),
-            c.label,
-            "warm-up",
-        )
+        max_time = max(2 * min_time, share / 2)
+        if calls == 1 and one >= max_time:
+            made, c.seconds = 0, one  # this call has used up the time of the warm-up
+        else:
+            sample = clock.sampler(c.call, calls=calls, **options)
+            made, c.seconds = guarded(
+                lambda: clock.warm_up(
+                    sample,
+                    timer=settings.timer,
+                    calls=calls,
+                    min_time=min_time,
+                    max_time=max_time,
+                    window=5,
+                    min_samples=1,
+                ),
+                c.label,
+                "warm-up",
+            )
         if c.calls is None:
             c.calls = clock.calls_per_sample(c.seconds, settings.mode, settings.cache)
         c.sample = clock.sampler(c.call, calls=c.calls, **options)
