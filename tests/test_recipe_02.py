@@ -296,7 +296,7 @@ def test_without_a_compiler_it_says_so_and_proves_the_rest(monkeypatch, tmp_path
     assert not rows and missing("compiler") in output_of(done, "results[n]")
     assert "same numbers as eager: True" in output_of(done, "special = survey")
     assert "loaded into an empty folder : hit" in output_of(done, "only_products")
-    assert "C4  confirmed" in output_of(done, "start_rule, ")
+    assert "C4  confirmed" in output_of(done, "per_place(start_rule)")
 
 
 @pytest.mark.gpu

@@ -135,10 +135,10 @@ def test_slow_functions_get_few_calls():
 
 def test_a_call_longer_than_the_warm_up_is_a_warm_up_of_its_own():
     machine, baseline = quiet(10.0)
-    row = run(machine, baseline, {"c": machine.builder(5.0)}, replicates=1)["c"]
-    assert row.warmup_calls == 1 and row.speedup == pytest.approx(2.0)
+    result = run(machine, baseline, {"c": machine.builder(5.0)}, replicates=1)
+    assert result.baseline.warmup_calls == 1 and result["c"].speedup == pytest.approx(2.0)
     machine, baseline = quiet(0.01)
-    assert run(machine, baseline, {"c": machine.builder(5e-3)}, replicates=1)["c"].warmup_calls > 2
+    assert run(machine, baseline, {"c": machine.builder(5e-3)}, replicates=1).baseline.warmup_calls > 2
 
 
 def test_everything_is_rebuilt_for_every_replicate():
