@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,6 +53,10 @@ def test_same_seed_same_weights_in_every_dtype():
     wide, narrow, other = gpt.load("tiny", dtype=torch.float64), gpt.load("tiny"), gpt.load("tiny", seed=1)
     assert torch.equal(wide.head.weight.float(), narrow.head.weight)
     assert not torch.equal(other.head.weight, narrow.head.weight)
+
+
+def test_a_seed_of_numpy_is_a_seed():
+    assert torch.equal(gpt.load("tiny", seed=np.int64(3)).head.weight, gpt.load("tiny", seed=3).head.weight)
 
 
 def test_unknown_size_names_the_nearest():

@@ -154,7 +154,7 @@ def load(
     with torch.device("meta"):
         model = GPT(config)
     model = model.to_empty(device="cpu").eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     for weight in model.parameters():
         if weight.ndim == 1:
             weight.fill_(1.0)

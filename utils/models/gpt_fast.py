@@ -123,6 +123,8 @@ class DecodeStep(nn.Module):
 class FastGPT:
     """Greedy decoding of one sequence with a preallocated cache of `slots` tokens.
 
+    The tokens are those of `gpt.generate` in float32 and float64. In 16 bits it rounds elsewhere, so words that are
+    nearly tied may change places.
     weights: "float" keeps the model's; "int8" stores them in 8 bits and is lossy. how: "eager", "compile"
     (torch.compile: compiled at the first token) or "aot" (AOTInductor: compiled here, then called with next to no
     overhead; the number of threads at the call counts). ValueError, TypeError: an unknown name, slots that are no whole
