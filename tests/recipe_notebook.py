@@ -6,6 +6,7 @@ from typing import Any
 
 import nbformat
 import pytest
+import torch
 
 from utils.cookbook import notebooks
 from utils.cookbook.verdicts import LINE
@@ -49,6 +50,13 @@ def set_up(recipe: str, **given: Any) -> dict:
             assert given.keys() <= names.keys()
             names |= given
     raise AssertionError(f"{recipe} has no cell tagged machine")
+
+
+def check_refused(recipe: str, given: dict, told: str) -> None:
+    """The set-up cells refuse these parameters, with this text on one line."""
+    with pytest.raises((TypeError, ValueError), match=told) as caught, torch.no_grad():
+        set_up(recipe, **given)
+    assert "\n" not in str(caught.value)
 
 
 def run_here(recipe: str, capsys, **given: Any) -> dict[str, str]:

@@ -148,4 +148,5 @@ def test_places_are_judged_alone_and_disagreement_refines():
     assert judge([row("a", 0), row("b", 0)]) == ("not measurable here", "x = 0")
     verdict, text = judge([row("a", 1), row("b", -1)])
     assert verdict == "refined" and "a confirmed: x = 1; b refuted: x = -1" in text
-    assert per_place(rule, "device_name", "threads")([row("a", 1), row("a", -1, 2)])[0] == "refined"
+    verdict, text = per_place(rule, "device_name", "threads")([row("a", 1), row("a", -1, 2)])
+    assert verdict == "refined" and "a, threads 1 confirmed: x = 1; a, threads 2 refuted: x = -1" in text

@@ -87,7 +87,8 @@ def from_rows(
 def per_place(rule: Callable[[list[dict]], tuple[str, str]], *fields: str) -> Callable[[list[dict]], tuple[str, str]]:
     """A rule for rows of several places: `rule` for the rows of each, told apart by `fields` (default: device_name).
 
-    Places without a verdict of their own say nothing. Places that disagree make a claim refined: it depends on them.
+    Rows of a place keep their order, so the newest is the last. Places without a verdict of their own say nothing.
+    Places that disagree make a claim refined: it depends on them.
     """
     fields = fields or ("device_name",)
 
@@ -100,11 +101,17 @@ def per_place(rule: Callable[[list[dict]], tuple[str, str]], *fields: str) -> Ca
         texts = list(dict.fromkeys(evidence for _, evidence in (decided or found).values()))
         verdicts = {verdict for verdict, _ in decided.values()}
         if len(verdicts) > 1:
-            texts = [f"{place[0]} {verdict}: {evidence}" for place, (verdict, evidence) in decided.items()]
-            return "refined", "it depends on the machine; " + "; ".join(texts)
+            texts = [f"{_named(place, fields)} {verdict}: {evidence}" for place, (verdict, evidence) in decided.items()]
+            return "refined", "not the same everywhere; " + "; ".join(texts)
         return (verdicts or {"not measurable here"}).pop(), "; ".join(texts)
 
     return over_places
+
+
+def _named(place: tuple, fields: tuple[str, ...]) -> str:
+    """The device, and what else tells a place apart: "AMD EPYC, threads 2"."""
+    more = [f"{field.removeprefix('param.')} {value}" for field, value in zip(fields[1:], place[1:], strict=True)]
+    return ", ".join([str(place[0]), *more])
 
 
 def show(*verdicts: Verdict) -> None:

@@ -41,10 +41,12 @@ class Rows(nn.Module):
     def __init__(self, weight: Tensor, int8: bool):
         super().__init__()
         self.wide = torch.promote_types(weight.dtype, torch.float32)
-        wide = weight.to(self.wide)
-        scale = (wide.abs().amax(1) / 127).clamp(min=torch.finfo(wide.dtype).tiny) if int8 else None  # a row of zeros
-        steps = (wide / scale[:, None]).round().clamp(-127, 127).to(torch.int8) if int8 else weight.clone()
-        self.register_buffer("weight", steps.unflatten(0, (STREAMS if len(steps) % STREAMS == 0 else 1, -1)))
+        scale, kept = None, weight.clone()
+        if int8:
+            wide = weight.to(self.wide)
+            scale = (wide.abs().amax(1) / 127).clamp(min=torch.finfo(self.wide).tiny)  # a row of zeros has no largest
+            kept = (wide / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+        self.register_buffer("weight", kept.unflatten(0, (STREAMS if len(kept) % STREAMS == 0 else 1, -1)))
         self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:

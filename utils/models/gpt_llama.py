@@ -89,9 +89,9 @@ def from_llama(state: Mapping[str, Tensor], config: GPTConfig) -> GPT:
     model, ours = GPT(config), {}
     for name, theirs in _names(config).items():
         expected = model.get_parameter(name).shape
-        if getattr(state.get(theirs), "shape", None) != expected:
-            given = state.get(theirs, "nothing")
-            found = tuple(given.shape) if isinstance(given, Tensor) else given if given == "nothing" else short(given)
+        given = state.get(theirs)
+        if not isinstance(given, Tensor) or given.shape != expected:
+            found = "nothing" if given is None else tuple(given.shape) if isinstance(given, Tensor) else short(given)
             raise ValueError(f"{theirs}: found {found}; expected {tuple(expected)}")
         weight = state[theirs]
         if _turns(name):  # [H, 2, D/2, width] -> [H, D/2, 2, width]
